@@ -255,9 +255,10 @@ def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:
 
 
 def _needed(catalog: CheckpointCatalog) -> list[str]:
-    """What the job's newest start began with, owns, or falls back to."""
+    """What the job's newest start began with, owns, or falls back to, or goes back to if its new version fails."""
     chosen = catalog.choice()
     if chosen is None:
         return []
-    choice = chosen[1]
-    return [place for place in (choice.restored, choice.claimed, choice.fallback) if place is not None]
+    choice, upgrade = chosen[1], chosen[1].code.upgrade
+    before = None if upgrade is None else upgrade.checkpoint
+    return [place for place in (choice.restored, choice.claimed, choice.fallback, before) if place is not None]

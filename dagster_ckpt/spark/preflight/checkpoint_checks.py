@@ -208,12 +208,16 @@ def in_flight_batch(location: Path, batch: int) -> list[int]:
 
 
 def replay_finding(
-    restored: CheckpointMetadata, sink: Sink | None, uncovered: str | None, again: Sequence[int], known: Sequence[int]
+    restored: CheckpointMetadata | None,
+    sink: Sink | None,
+    uncovered: str | None,
+    again: Sequence[int],
+    known: Sequence[int],
 ) -> Finding:
     """Whether the sink gets each batch after the checkpoint again unchanged, or can remove the batch.
 
     Args:
-        restored: the checkpoint.
+        restored: the checkpoint, ``None`` for a lineage that has none yet.
         sink: the query's sink, ``None`` if checkpoints do not cover it.
         uncovered: the format of a sink that checkpoints do not cover, ``None`` if the sink keeps no data.
         again: batches that run again with their earlier boundaries, without a gap.
@@ -237,7 +241,7 @@ def replay_finding(
             only_doubles=True,
         )
     newest = sink.newest_batch()
-    last = again[-1] if again else restored.batch
+    last = again[-1] if again else -1 if restored is None else restored.batch
     if newest is None or newest <= last:
         upto = "does not tell its newest batch" if newest is None else f"has batches up to {newest}"
         return Finding.fine(check, f"{count}; the sink {upto}.")

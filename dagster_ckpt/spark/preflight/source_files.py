@@ -17,7 +17,7 @@ from dagster_ckpt.shown_text import counted
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["SourceFiles", "batches", "local_file", "rows_of", "source_finding"]
+__all__ = ["SourceFiles", "batches", "local_file", "lost_files_finding", "rows_of", "source_finding"]
 
 CHECK = "source files"
 #: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
@@ -70,15 +70,17 @@ class SourceFiles:
             return None
 
 
-def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Collection[str] | None = None) -> Finding:
+def source_finding(
+    plans: Sequence[PlannedBatch], facts: Facts | None, elsewhere: Collection[str] | None = None
+) -> Finding:
     """Which files a restore reads again, and which of these are gone.
 
     Args:
         plans: the plans of all batches that run again, as they were or with new boundaries.
-        facts: the checkpoint's facts, which name the query's sources.
+        facts: the checkpoint's facts, which name the query's sources; ``None`` without a checkpoint.
         elsewhere: the ids of sources that have a check of their own at a start; ``None`` for a check without a query.
     """
-    unchecked = _not_files(facts, elsewhere)
+    unchecked = [] if facts is None else _not_files(facts, elsewhere)
     also = f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
     if not plans:
         return Finding.fine(CHECK, f"no batch after the checkpoint is known to be read again.{also}")
@@ -101,6 +103,27 @@ def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Colle
         f"{_files(gone)} of {batches(found.missing)} {_are(gone)} gone, and Spark would read nothing in "
         f"{'its' if gone == 1 else 'their'} place: {', '.join(named[:_MOST_NAMED])}{more}. {_files(here)} of {which} "
         f"{_are(here)} there.{also}",
+        "Put the files back where they were.",
+    )
+
+
+def lost_files_finding(plan: PlannedBatch, told_by: str) -> Finding | None:
+    """That files are gone which batches have read whose own plans are not known; ``None`` where all are there.
+
+    Args:
+        plan: all these files, as of the first of these batches.
+        told_by: the checkpoint that lists them.
+    """
+    found = SourceFiles.of([plan])
+    missing = [str(file) for files in found.missing.values() for file in files]
+    if not missing:
+        return None
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return Finding(
+        CHECK,
+        Verdict.WITH_LOSS,
+        f"{_files(len(missing))} that batch {plan.batch} and later ones have read {_are(len(missing))} gone, as "
+        f"{told_by} tells: {', '.join(missing[:_MOST_NAMED])}{more}.",
         "Put the files back where they were.",
     )
 

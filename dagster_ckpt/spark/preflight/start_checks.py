@@ -28,6 +28,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     with_in_flight,
 )
 from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings, kafka_sink_findings, newest_of
+from dagster_ckpt.spark.preflight.later_input import later_input_findings
 from dagster_ckpt.spark.preflight.query_checks import (
     empty_sink_finding,
     operators_finding,
@@ -62,6 +63,7 @@ class ProposedStart:
     Attributes:
         job: the job.
         catalog: the job's checkpoints.
+        origin: the checkpoints of the job that took ``target``; for a fork another job.
         claim: the epoch of the start.
         request: what the start was asked to begin with.
         target: the checkpoint, or nothing.
@@ -82,6 +84,7 @@ class ProposedStart:
 
     job: StreamingJob
     catalog: CheckpointCatalog
+    origin: CheckpointCatalog
     claim: Claim
     request: RestoreRequest
     target: Newest
@@ -152,7 +155,7 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
         CheckpointError: the start is impossible; the error of the worst finding, with all other bad findings.
     """
     restored = start.target.metadata
-    plans = () if restored is None else _read_again(start, restored)
+    plans = _read_again(start, restored)
     places = _places(start, restored, plans)
     found = _checked(start, restored, plans, places)
     preflight = Preflight("nothing" if restored is None else restored.reference, tuple(found))
@@ -187,6 +190,7 @@ def _checked(
         return [
             empty_sink_finding(start.catalog, start.target, sink, asked=start.request.restore_from),
             version_finding(None, start.spark_version, start.ran_last),
+            *_without_checkpoint(start, plans),
             *kafka_sink_findings(start.plan),
             others,
             *_rescaled(start, None, ()),
@@ -209,6 +213,7 @@ def _checked(
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
         source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
+        *later_input_findings(start.origin, restored, start.location, plans),
         *tables,
         *_kafka(start, restored, plans, places),
         *places.findings,
@@ -217,6 +222,15 @@ def _checked(
         *([elsewhere_finding(restored, now, start.elsewhere)] if start.elsewhere else []),
         *([removed_finding(start.removes)] if start.removes else []),
     ]
+
+
+def _without_checkpoint(start: ProposedStart, plans: Sequence[PlannedBatch]) -> list[Finding]:
+    """What a lineage without a checkpoint does with the batches that it has planned, if it has planned any."""
+    if not plans:
+        return []
+    again, known = [plan.batch for plan in start.replay], [plan.batch for plan in plans]
+    uncovered = None if start.plan.is_transient else start.plan.format
+    return [replay_finding(None, start.sink, uncovered, again, known), source_finding(plans, None)]
 
 
 def _kafka(
@@ -251,14 +265,15 @@ def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Seq
     return sorted([*known, *(() if restored is None else in_flight_batch(start.location, restored.batch))])
 
 
-def _read_again(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
+def _read_again(start: ProposedStart, restored: CheckpointMetadata | None) -> Sequence[PlannedBatch]:
     """The plans of all batches whose input is read again, with their earlier or with new boundaries, in order."""
     try:
         known = start.known()
     except CheckpointError as error:  # a start without a replay can do without the plans; a replay has read them before
-        _log.warning("What batches after %s have read is not known: %s", restored.name, error)
+        after = "the beginning" if restored is None else restored.name
+        _log.warning("What batches after %s have read is not known: %s", after, error)
         known = ()
-    return known if start.replay else with_in_flight(known, start.location, restored.batch)
+    return known if start.replay or restored is None else with_in_flight(known, start.location, restored.batch)
 
 
 def _accepted_before(start: ProposedStart) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     with_in_flight,
 )
 from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings_as_told, newest_of
+from dagster_ckpt.spark.preflight.later_input import later_input_findings
 from dagster_ckpt.spark.preflight.source_files import source_finding
 from dagster_ckpt.spark.rescale import RESCALE_CHECK, Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import recorded_sink
@@ -143,7 +144,8 @@ def check_unpacked(
     else:
         kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
         findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
-    return [*findings, source_finding(plans, restored.facts)]
+    later = later_input_findings(catalog, restored, location, plans)
+    return [*findings, source_finding(plans, restored.facts), *later]
 
 
 def check_exported(

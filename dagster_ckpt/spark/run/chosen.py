@@ -76,6 +76,10 @@ class Chosen:
             return lambda: (None, plans())
         return partial(plans_after, catalog, self.target)
 
+    def origin(self, catalog: CheckpointCatalog) -> CheckpointCatalog:
+        """The checkpoints of the job that took the target: those of ``catalog``, or of the job that is forked."""
+        return self.fork.catalog if isinstance(self.fork, ForkPoint) else catalog
+
     def goes_on_with(self, query: BuiltQuery) -> bool:
         """Whether the start before ran this very query, which can then resume from what that start resumes from."""
         return self.fork is None and self.previous is not None and self.previous.query == query.fingerprint

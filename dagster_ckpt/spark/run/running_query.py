@@ -39,7 +39,15 @@ from dagster_ckpt.spark.events import (
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.jvm import loss_of, lost_driver
-from dagster_ckpt.spark.query import await_tasks, failure_of, has_run, known_providers, stop_query, with_options
+from dagster_ckpt.spark.query import (
+    await_tasks,
+    failure_of,
+    has_run,
+    keeps_its_input,
+    known_providers,
+    stop_query,
+    with_options,
+)
 from dagster_ckpt.spark.run.chosen import Prepared
 from dagster_ckpt.spark.sinks import PositionReader, SinkRun, SinkStart, refusal_of_batch
 from dagster_ckpt.spark.start_tracer import StartTracer
@@ -138,6 +146,7 @@ class RunningQuery:
                     store.check_owner,
                     archiver.archive,
                     lambda: store.retained,
+                    keeps_its_input(prepared.writer),
                 )
             )
             writer = with_options(writer, prepared.sink.writer_options(prepared.token))

@@ -231,6 +231,7 @@ class Start:
             ProposedStart(
                 job=self._job,
                 catalog=self._catalog,
+                origin=chosen.origin(self._catalog),
                 claim=self._claim,
                 request=request,
                 target=target,
@@ -257,8 +258,7 @@ class Start:
             target = replace(target, metadata=self._publish(restored))
         if restored is None and passed.replay:
             prepare_new_location(self._directory / LOCATION)
-        fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
-        return Checked(target, passed, line, began, fell_back)
+        return Checked(target, passed, line, began, cost_of(self._catalog, target, passed.replay, sink))
 
     def _copy(self, restored: CheckpointMetadata, job_id: str, loss: tuple[str, ...]) -> RestoredCopy:
         """The unpacked checkpoint, to be changed and published in a lineage."""

@@ -98,6 +98,7 @@ class SinkRun:
         restored: the position that the sink was rolled back to, ``None`` for a start from nothing.
         archive: makes the boundaries of a batch under way durable before it returns, so that the batch can be replayed.
         retained: the checkpoints that the lineage retains now, the newest last.
+        input_stays: no source deletes or acknowledges the input of a batch that is done.
     """
 
     directory: Path
@@ -106,6 +107,7 @@ class SinkRun:
     check_owner: Callable[[], None]
     archive: Callable[[int], None]
     retained: Callable[[], Sequence[CheckpointMetadata]] = lambda: ()
+    input_stays: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +330,10 @@ class BatchSink(Sink):
     def write_batch(self, rows: DataFrame, batch: int) -> None:
         """Write one batch; called by Spark, on a thread of its own."""
 
-    def begun(self, run: SinkRun | None) -> SinkRun:
-        """The start that :meth:`begin` was called for.
+    def begun(self, run: SinkRun | None, batch: int) -> SinkRun:
+        """The start that :meth:`begin` was called for, and that is about to write ``batch``.
+
+        Its boundaries are durable on return if the sink must get it again as it was, or if its input may go.
 
         Raises:
             RestoreRefused: the query was not started by this library.
@@ -339,6 +343,8 @@ class BatchSink(Sink):
                 f"The sink {self.path} is written by a query that was started by hand, and nothing could restore it.",
                 hint="Return the writer of sink_to() from the function of a checkpointed streaming asset.",
             )
+        if not (self.can_roll_back and run.input_stays):
+            run.archive(batch)
         return run
 
 

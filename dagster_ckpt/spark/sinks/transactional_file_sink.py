@@ -155,7 +155,7 @@ class TransactionalFileSink(BatchSink):
             RestoreRefused: the query was not started by this library.
             StorageError: the disk failed.
         """
-        run = self.begun(self._run)
+        run = self.begun(self._run, batch)
         self._check_owner(run)
         start = run.directory.name
         writer = rows.write.format(self._format).options(**self._options).mode("overwrite")

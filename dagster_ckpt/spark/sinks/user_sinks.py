@@ -277,9 +277,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
             RestoreRefused: the query was not started by this library.
             StorageError: the boundaries of the batch could not be made durable.
         """
-        run = self.begun(self._run)
-        if not self.can_roll_back:
-            run.archive(batch)
+        run = self.begun(self._run, batch)
         # Check after archiving: a run that takes the job over from here on finds this batch among those to replay.
         run.check_owner()
         self._write(rows, batch)

@@ -103,6 +103,22 @@ def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(b
     assert in_batches(bench) == bench.expected()
 
 
+def test_before_the_first_checkpoint_too_a_sink_that_cannot_go_back_gets_no_other_batches(bench: Bench) -> None:
+    bench.query = replaced
+    bench.root.mkdir(parents=True)
+    (bench.root / "written.jsonl").touch()
+    run_until(bench, 3, 2)
+    assert not bench.checkpoints()
+    shutil.rmtree(bench.working)
+    before = in_batches(bench)
+    bench.files_per_trigger = 2
+    refusal = bench.refused(RestoreWithLoss, replay_to="none")
+    assert "how batches 0 to 2 were bounded is not known or not to be heeded" in refusal.message
+    assert in_batches(bench) == before
+    bench.tick(1)
+    assert in_batches(bench) == bench.expected()
+
+
 def test_boundaries_are_chosen_anew_when_that_is_asked_for(bench: Bench) -> None:
     """A file sink can be rolled back, so it need not see the same batches."""
     bench.tick(2)

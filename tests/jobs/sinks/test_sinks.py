@@ -23,6 +23,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
     SinkNotEmpty,
 )
+from dagster_ckpt.spark.batches import archiver
 from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
@@ -30,7 +31,7 @@ from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSi
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from dagster_ckpt.stored_json import Json
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
-from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, remove_tree, tree
+from tests.jobs.harness import OFTEN, SCHEMA, Bench, Launch, Row, eventually, remove_tree, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -300,6 +301,23 @@ def test_a_table_is_exact_after_crashes_and_rollbacks(bench: Bench, query: Any) 
     if query is replacing:
         abandoned = [item for item in bench.checkpoints() if item.epoch < launch.completed[0].epoch][-1]
         assert "cannot be rolled back" in bench.refused(SinkMismatch, restore_from=abandoned.reference).message
+    assert table.rows() == bench.expected()
+
+
+def test_of_input_that_goes_a_batch_is_known_before_it_is_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark deletes the input of a batch when it plans the next one; a restore must know what is missing."""
+    monkeypatch.setattr(archiver, "_EVERY", 3600.0)  # as where the process dies before the next look
+    table = Table(bench)
+
+    def deleting(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        stream = session.readStream.schema(SCHEMA).option("cleanSource", "delete").option("maxFilesPerTrigger", 1)
+        rows = stream.json(str(bench.source)).dropDuplicates(["id"]).select("id", "v")
+        return started(bench, sink_to(rows, ForeachBatchSink("delays", table.replace, rollback_to=table.rollback_to)))
+
+    bench.query = deleting
+    bench.tick(3)
     assert table.rows() == bench.expected()
 
 

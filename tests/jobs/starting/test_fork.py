@@ -13,7 +13,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.errors import CheckpointNotFound, RestoreRefused, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.errors import CheckpointNotFound, RestoreRefused, RestoreWithLoss, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.sink import sink_to
@@ -62,6 +62,19 @@ def fork_of(bench: Bench, checkpoint: CheckpointMetadata, root: Path) -> Fork:
         reads=bench.source,
         begins=checkpoint.batch + 1,
     )
+
+
+def test_a_fork_of_a_checkpoint_after_which_input_is_gone(ticked: Bench, tmp_path: Path) -> None:
+    """The fork would read what the first job has read since, and not find all of it."""
+    point = ticked.checkpoints()[0]
+    fork = fork_of(ticked, point, tmp_path)
+    gone = ticked.source / "0003.json"
+    gone.rename(tmp_path / "archived.json")
+    refusal = fork.refused(RestoreWithLoss, fork_from=ticked.catalog.pointer(point))
+    assert str(gone) in refusal.message
+    (tmp_path / "archived.json").rename(gone)
+    fork.tick(fork_from=ticked.catalog.pointer(point))
+    fork.assert_exact()
 
 
 def test_a_fork_while_the_first_job_goes_on(bench: Bench, tmp_path: Path) -> None:

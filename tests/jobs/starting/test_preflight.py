@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.shared_files import inline_entry
 from dagster_ckpt.cli import main
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus
 from dagster_ckpt.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -31,7 +32,8 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
-from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
+from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Launch, Row, deduplicated, eventually
+from tests.jobs.savepoints import Take, started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +87,57 @@ def test_a_rollback_whose_input_is_gone(ticked: Bench) -> None:
     described = CliRunner().invoke(main, ["describe", ticked.name, "--json", "--path", str(ticked.storage)])
     assert json.loads(described.stdout)["accepted_loss"] == [note]
     assert accepted(ticked.checkpoints()[0]) == []
+
+
+def test_input_that_goes_before_the_first_checkpoint(bench: Bench) -> None:
+    """The job would begin again from nothing, take its rows out of the sink, and not find the input of some of them."""
+    bench.run_and_cancel(2)
+    assert not bench.checkpoints()
+    shutil.rmtree(bench.working)  # with its host, so that nothing can be salvaged
+    gone = bench.source / "0000.json"
+    gone.unlink()
+    assert f"{gone} (batch 0)" in bench.refused(RestoreWithLoss).message
+    launch = bench.tick(1, allow_loss=True)
+    assert launch.started.restored is None
+    assert bench.seen_by_spark() == bench.in_raw_directory() == bench.expected() - only_in(0, bench)
+    (note,) = accepted(launch.completed[-1])
+    assert f"{gone} (batch 0)" in note
+
+
+def is_captured(launch: Launch, batch: int) -> bool:
+    return bool(launch.completed) and launch.completed[-1].batch == batch
+
+
+@pytest.mark.slow
+def test_input_that_is_gone_after_a_savepoint_older_than_every_checkpoint(bench: Bench, take: Take) -> None:
+    """Nobody keeps the plans of its next batches any more; the sink would give up rows that nothing brings back."""
+    few = CheckpointConfig(interval="50 ms", num_retained=1)
+    bench.tick(1, bench.job(config=few))
+    savepoint = take(bench).pointer
+    launch = started(bench, 1, few)
+    archive = bench.catalog.records.plans(bench.checkpoints()[-1].job_id)
+    for _ in range(20):
+        if 1 not in archive.batches():
+            break
+        bench.land(1)
+        bench.await_in_sink(launch)
+        last = bench.await_committed(launch)
+        eventually("its last batch is captured", partial(is_captured, launch, last), unless=launch.check)
+    assert 1 not in archive.batches(), "each checkpoint that is retained covers it"
+    launch.run.cancel()
+    launch.result()
+    bench.until_done = True
+    assert preflight(bench, savepoint).exit_code == 0
+    gone = bench.source / "0001.json"
+    gone.rename(bench.root / "archived.json")
+    told = preflight(bench, savepoint)
+    assert told.exit_code == 3
+    assert str(gone) in told.stdout
+    refusal = bench.refused(RestoreWithLoss, restore_from=savepoint)
+    assert "1 file that batch 1 and later ones have read is gone" in refusal.message
+    (bench.root / "archived.json").rename(gone)
+    bench.tick(restore_from=savepoint)
+    bench.assert_exact()
 
 
 def accepted(metadata: CheckpointMetadata) -> list[str]:

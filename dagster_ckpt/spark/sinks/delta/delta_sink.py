@@ -118,7 +118,7 @@ class DeltaSink(TableSink):
             SinkMismatch: a run of the job with another storage has claimed the table, or the table was deleted and
                 created again; nothing was written.
         """
-        run = self.begun(self._run)
+        run = self.begun(self._run, batch)
         run.check_owner()
         self._check_same()
         mark = mark_of(run.epoch, batch)

@@ -142,7 +142,7 @@ class IcebergSink(TableSink):
             RestoreRefused: the query was not started by this library.
             SinkMismatch: another start has claimed the table, or the table was set back; nothing was written.
         """
-        run = self.begun(self._run)
+        run = self.begun(self._run, batch)
         run.check_owner()
         # Staging takes long, and a later start may attach this sink meanwhile, while a thread of this start lives on.
         mark, last = self._mark(run.epoch, batch), self._newest

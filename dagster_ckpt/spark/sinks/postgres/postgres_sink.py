@@ -137,7 +137,7 @@ class PostgresSink(BatchSink):
             RestoreRefused: the query was not started by this library.
             SinkMismatch: PostgreSQL has lost an earlier batch.
         """
-        run = self.begun(self._run)
+        run = self.begun(self._run, batch)
         run.check_owner()
         staging = Staging(self._database, run.epoch, rows)
         with self._database.connected() as connection:

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     delete_surplus_savepoints,
     kept_savepoint,
 )
-from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.epochs import Choice, CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
@@ -218,11 +218,25 @@ class TestDeleting(_Series):
         assert self.delete(job, taken=last) == []
         assert "the storage is away" in self.told[0]
 
-    def test_what_the_job_may_go_back_to_by_itself_stays(self, job: StoredJob) -> None:
+    @pytest.mark.parametrize("upgraded", [False, True])
+    def test_what_the_job_may_go_back_to_by_itself_stays(self, job: StoredJob, *, upgraded: bool) -> None:
         old = self.take(job, "n-1")
         self.take(job, "n-2")
         claim = job.claim(run_id())
-        choice = Choice(claim.run_id.replace("-", ""), old, 9, 0, "/live", "host", None, "of the test", complete=())
+        # A new version has begun from nothing, and may be taken back.
+        version = CodeVersion("2", Upgrade("1", old, claim.epoch, claim.claimed_at, returns=True)) if upgraded else None
+        choice = Choice(
+            claim.run_id.replace("-", ""),
+            None if upgraded else old,
+            9,
+            0,
+            "/live",
+            "host",
+            None,
+            "of the test",
+            complete=(),
+            code=version or CodeVersion(),
+        )
         job.catalog.records.epochs.record_choice(claim.epoch, choice)
         assert self.delete(job) == []
         assert Path(old).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -69,6 +70,15 @@ def test_boundaries_are_durable_before_the_owner_is_checked_and_the_batch_writte
     sink.write_batch(ROWS, 5)
     assert story.told == ["archive 5", "check", "write 5", "position 5"]
     assert recorded(tmp_path, 5) == {"at": 5}
+
+
+def test_boundaries_are_durable_before_a_batch_is_written_whose_input_goes_afterwards(tmp_path: Path) -> None:
+    """Also of a sink that rolls back: else a restore would not know that the input was ever there."""
+    story = Story(tmp_path)
+    sink = story.sink(rolls_back=True)
+    sink.begin(replace(story.run(), input_stays=False))
+    sink.write_batch(ROWS, 5)
+    assert story.told == ["archive 5", "check", "write 5", "position 5"]
 
 
 def test_a_sink_that_rolls_back_needs_no_archive(tmp_path: Path) -> None:
