@@ -219,9 +219,13 @@ class IcebergTable:
                 raise
 
     def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
-        """Have Spark write the data files of ``rows``, which no reader sees before a commit."""
+        """Have Spark write the data files of ``rows``, which no reader sees before a commit.
+
+        The files are for the table as Iceberg last read it, with a catalog of REST's at the commit before. The catalog
+        is not asked again for that: files of an earlier schema or partitioning can be added, and each commit reads the
+        newest metadata.
+        """
         table, coordinator = self._table(), self._coordinator
-        table.refresh()
         staged = f"dagster_ckpt-{uuid.uuid4().hex}"
         self._staged_tables.add(staged, table)
         try:
