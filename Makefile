@@ -44,6 +44,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 # An environment of its own for each, with everything but PySpark from $(VENV).
 test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
 	@tools/require-java
+	@tools/require-postgres
 	$(BIN)/python tools/test_spark.py $(SPARK)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
