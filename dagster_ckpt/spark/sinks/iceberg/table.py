@@ -221,9 +221,7 @@ class IcebergTable:
     def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
         """Have Spark write the data files of ``rows``, which no reader sees before a commit.
 
-        The files are for the table as Iceberg last read it, with a catalog of REST's at the commit before. The catalog
-        is not asked again for that: files of an earlier schema or partitioning can be added, and each commit reads the
-        newest metadata.
+        The table may have another schema or partitioning by now: such files can be added, so nobody looks before.
         """
         table, coordinator = self._table(), self._coordinator
         staged = f"dagster_ckpt-{uuid.uuid4().hex}"
