@@ -34,8 +34,8 @@ _ARCHIVE_OPTIONS = _ARCHIVES / f"spark-{version('pyspark')}.options"
 _LOCAL_FILES = _ARCHIVES / f"spark-{version('pyspark')}-{zlib.crc32(SOURCE.read_bytes()):08x}"
 
 
-#: Delta for releases of Spark whose tests do without Delta. The rollback matrix runs with them, too.
-OLDER_DELTA = {release: ("io.delta", f"delta-spark_{release}_2.13", "4.4.0") for release in ("4.0", "4.1")}
+#: Delta for a release of Spark whose tests do without Delta. The rollback matrix runs with it, too.
+OLDER_DELTA = {"4.1": ("io.delta", "delta-spark_4.1_2.13", "4.4.0")}
 
 
 def delta_conf(*, older: bool = False) -> Mapping[str, str]:

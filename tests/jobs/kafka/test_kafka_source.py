@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-@pytest.mark.releases
 def test_a_job_is_exact_after_a_crash_and_after_a_rollback(bench: TopicBench) -> None:
     first = bench.tick(3)
     bench.assert_exact()
