@@ -44,6 +44,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 # An environment of its own for each, with everything but PySpark from $(VENV).
 test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
 	@tools/require-java
+	@tools/require-postgres
 	$(BIN)/python tools/test_spark.py $(SPARK)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
@@ -52,7 +53,7 @@ test-exhaustive: $(STAMP) ## what the other tests try at some points, at every p
 	@tools/require-go
 	@tools/require-postgres
 	@tools/require-hosts
-	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "(exhaustive or releases) and not upgrade" $(SIDE_BY_SIDE)
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
 
 # An environment of its own for Airflow, which calls the Python of $(VENV).

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -64,6 +64,9 @@ from tests.jobs.matrix.streams import (  # noqa: E402
 from tests.jobs.matrix.topics import FILES, KAFKA, SOURCES  # noqa: E402
 from tests.servers.postgres import PostgresServer  # noqa: E402
 from tests.servers.postgres import running as running_postgres  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TABLES = (POSTGRES, DELTA, ICEBERG)
 OURS, PLAIN = "dagster_ckpt", "Spark alone"
@@ -170,14 +173,24 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers)
                 todo = [case for case in wanted if _key({**told, **asdict(case)}) not in done]
                 if number % parts == part and todo:
                     directory = Path(home) / f"{number}-{system}"
-                    stopped: Base | PlainBase
-                    if system == OURS:
-                        stopped = Base(spark, directory, *base, postgres=servers.postgres, kafka=servers.kafka)
-                    else:
-                        stopped = PlainBase(spark, directory, *base, kafka=servers.kafka)
+                    try:
+                        stopped = _stopped(spark, directory, system, base, servers)
+                    except Exception:
+                        traceback.print_exc()
+                        print(f"{system}: {', '.join(base)}: no job to go on with; run its cases again", flush=True)
+                        bad += 1
+                        continue
                     bad += _of_base(stopped, system, todo, failure_free, results, spark.version)
         spark.stop()
     return 1 if bad else 0
+
+
+def _stopped(
+    spark: SparkSession, directory: Path, system: str, base: tuple[str, str, str, str], servers: Servers
+) -> Base | PlainBase:
+    if system == OURS:
+        return Base(spark, directory, *base, postgres=servers.postgres, kafka=servers.kafka)
+    return PlainBase(spark, directory, *base, kafka=servers.kafka)
 
 
 def _of_base(

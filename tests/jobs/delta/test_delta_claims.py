@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
-from dagster_ckpt.spark.sinks.delta import DeltaSink
+from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink, DeltaTable
 from tests.jobs.harness import Bench
 from tests.jobs.tables.common import Starts, a_batch_is_left_out, a_claim_is_no_data
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
@@ -69,6 +69,31 @@ def test_a_claim_is_no_data(bench: Bench, rows: DataFrame) -> None:
 
 def test_the_batch_of_a_repartition_is_left_out(bench: Bench, rows: DataFrame) -> None:
     a_batch_is_left_out(rows, starts_of(bench, rows), lambda: written(bench), bench.root)
+
+
+def test_a_batch_reads_the_log_once(bench: Bench, rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see that the table is the same; the version of the batch is known, unless others have written meanwhile."""
+    read: list[int] = []
+    commit_of = DeltaTable.commit_of
+
+    def counted(table: DeltaTable, number: int) -> Commit | None:
+        read.append(number)
+        return commit_of(table, number)
+
+    starts = starts_of(bench, rows)
+    sink = starts.begun(1)
+    claim = version(bench)
+    monkeypatch.setattr(DeltaTable, "commit_of", counted)
+    for batch in range(3):
+        sink.write_batch(rows, batch)
+        assert starts.position(sink, 1, batch)["version"] == version(bench) == claim + batch + 1
+    assert read == [claim, claim + 1, claim + 2]
+
+    read.clear()
+    rows.write.format("delta").mode("append").save(str(bench.sink))
+    sink.write_batch(rows, 3)
+    assert starts.position(sink, 1, 3)["version"] == version(bench) == claim + 5
+    assert read == [claim + 3, claim + 4, claim + 5]
 
 
 class _Log:

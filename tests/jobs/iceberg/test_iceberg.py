@@ -13,6 +13,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
+from dagster_ckpt.spark.sinks.iceberg.table import Change, IcebergTable
 from tests.jobs.harness import Bench, Query, eventually
 from tests.jobs.plain.plain import leaves
 from tests.jobs.tables.common import committed, dying, into, run_without_checkpoint
@@ -135,6 +136,20 @@ def test_a_column_that_others_add_while_the_job_runs(table: Bench) -> None:
     table.tick(1)
     assert current(table.sink).schema().column_names == ["id", "v", "of_day"]
     assert seen(table) == table.expected()
+
+
+def test_files_that_were_staged_before_a_change_of_the_table_are_added_after_it(table: Bench) -> None:
+    """A batch is staged for what was known of the table, and committed to what the table is then."""
+    written = IcebergTable(table.spark, table_of(table))
+    staged = written.stage(table.spark.createDataFrame([(-1, -10)], "id INT, v INT"), {})
+    for change in ("ADD COLUMN note STRING", "RENAME COLUMN v TO w", "ALTER COLUMN w TYPE BIGINT"):
+        sql(table, f"ALTER TABLE {{table}} {change}")
+    opened(table).updateSpec().addField("id").commit()
+    newest = current(table.sink).metadata.current_snapshot_id
+    written.commit(lambda history: Change({"dagster_ckpt.job": "another"}, staged) if history.head == newest else 0)
+    rows = current(table.sink).scan(row_filter="id < 0").to_arrow().to_pylist()
+    assert rows == [{"id": -1, "w": -10, "note": None}]
+    assert sql(table, "SELECT id, w FROM {table} WHERE id < 0") == [(-1, -10)]
 
 
 def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:

@@ -4,6 +4,8 @@ Which release of Spark runs them is a matter of the Python that starts this. The
 
 * ``finish``: reads one new file to the end.
 * ``die``: reads one new file in a run without end, and kills itself when the file is in the sink.
+* ``alone``: reads two new files by Spark alone, to the end of the data.
+* ``fork``: makes jobs of what Spark alone has left, and reads one new file to the end.
 * ``go back``: finds that it is refused, and then goes back to the first checkpoint, to the end of the data.
 
 The last line printed is JSON: of each job, what it began with, or why it was refused.
@@ -22,6 +24,7 @@ from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.events import Started
 from tests.helpers.local_spark import small_spark
 from tests.jobs.harness import Bench, copied, deduplicated, eventually
+from tests.jobs.plain.plain import BACKENDS, Plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +57,21 @@ def begin_to_die(bench: Bench) -> dict[str, str | None]:
     return {}
 
 
+def alone(bench: Bench) -> dict[str, str | None]:
+    """Run the query without the library."""
+    Plain(bench, BACKENDS["rocksdb"], bench.root / "plain").tick(2)
+    bench.assert_exact()
+    return {}
+
+
+def fork(bench: Bench) -> dict[str, str | None]:
+    """Go on where Spark alone has stopped."""
+    restored = bench.tick(1, fork_from=str(bench.root / "plain")).started.restored
+    bench.assert_exact()
+    assert restored is not None
+    return {"restored": restored.kind}
+
+
 def go_back(bench: Bench) -> dict[str, str | None]:
     """Show that this Spark refuses the job, and do what the hint says."""
     refusal = bench.refused(RestoreRefused)
@@ -67,8 +85,8 @@ def main() -> None:
     """Run both jobs as the words say."""
     root, word = Path(sys.argv[1]), sys.argv[2]
     spark = small_spark(root / f"spark-{os.getpid()}", cores=1)
-    do = {"finish": finish, "die": begin_to_die, "go back": go_back}[word]
-    told = {name: do(job_in(root, name, spark)) for name in JOBS}
+    words = {"finish": finish, "die": begin_to_die, "alone": alone, "fork": fork, "go back": go_back}
+    told = {name: words[word](job_in(root, name, spark)) for name in JOBS}
     print(json.dumps({"Spark": spark.version, **told}), flush=True)  # noqa: T201 - what the test reads
     if word == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -57,3 +57,14 @@ def test_jobs_follow_spark_upwards_and_are_refused_downwards(tmp_path: Path) -> 
         assert f"The checkpoint is of Spark {versions[-1]}, and this is Spark {versions[0]}" in back[name]["refused"]
         assert f"Run the job with Spark {versions[-1]}" in back[name]["hint"]
         assert back[name]["restored"] == versions[0]
+
+
+@pytest.mark.upgrade
+@pytest.mark.timeout(5 * _PATIENCE)
+def test_what_an_older_spark_alone_has_left_becomes_a_job(tmp_path: Path) -> None:
+    for number, older in enumerate(os.environ["OLDER_SPARKS"].split(os.pathsep)):
+        left = drive(older, tmp_path / str(number), "alone")
+        forked = drive(sys.executable, tmp_path / str(number), "fork")
+        assert forked["Spark"] != left["Spark"]
+        for name in JOBS:
+            assert forked[name] == {"restored": "fork"}

@@ -156,6 +156,8 @@ class DeltaSink(TableSink):
         REPLACE gives the table another id, and the batch is in what there is then.
         """
         version = self._version
+        if self._table.has_just(self._application, mark, version + 1, self._identifier):
+            return version + 1  # as nearly always; the log need not be read
         while (commit := self._table.commit_of(version := version + 1)) is not None:
             self._identifier = commit.table or self._identifier
             if commit.is_batch(self._application, mark):

@@ -1,4 +1,7 @@
-"""A Delta table through Delta's own transactions, in the JVM of the session. Nothing here reads a cached version."""
+"""A Delta table through Delta's own transactions, in the JVM of the session.
+
+Nothing here reads a cached version, but for what Delta itself has looked at in the commit of a batch.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,8 @@ class DeltaTable:
                 f"spark.sql.catalog.spark_catalog={_DELTA}.catalog.DeltaCatalog; docs/how-to/sink-delta.md shows it.",
             ) from error
         self._delta = jvm.org.apache.spark.sql.delta
+        # Once: the JVM looks for a class by its name in all jars.
+        self._names = self._delta.util.FileNames
         where = jvm.org.apache.hadoop.fs.Path(path)
         self._delta.DeltaLog.invalidateCache(java_session, where)
         self._log: Any = self._delta.DeltaLog.forTable(java_session, where)
@@ -136,9 +141,27 @@ class DeltaTable:
         return (held if mark == claimed else mark) or 0
 
     @explained
+    def has_just(self, application: str, mark: int, version: int, identifier: str | None) -> bool:
+        """Whether a version has the batch with a mark, as far as Delta knows since this process wrote it.
+
+        The table is not looked at: ``False`` says nothing. Delta needs the marks again for the next batch.
+
+        Args:
+            application: our application.
+            mark: the mark of the batch, which no earlier version has.
+            version: the version after this start's newest before.
+            identifier: the id of the table that this start has claimed.
+        """
+        snapshot = self._log.unsafeVolatileSnapshot()
+        if int(snapshot.version()) != version or str(snapshot.metadata().id()) != identifier:
+            return False
+        found, claimed = self._marks_in(snapshot, application, claim_of(application))
+        return found == mark and claimed != mark
+
+    @explained
     def commit_of(self, version: int) -> Commit | None:
         """What a version changed; ``None`` when Delta's log does not have the version."""
-        file = self._delta.util.FileNames.unsafeDeltaFile(self._log.logPath(), version)
+        file = self._names.unsafeDeltaFile(self._log.logPath(), version)
         try:
             text = self._log.store().read(file, self._conf).mkString("\n")
         except Exception:
@@ -271,7 +294,10 @@ class DeltaTable:
 
     def _marks(self, *applications: str) -> list[int | None]:
         """The newest marks of applications, all of one version."""
-        snapshot = self._snapshot()
+        return self._marks_in(self._snapshot(), *applications)
+
+    @staticmethod
+    def _marks_in(snapshot: Any, *applications: str) -> list[int | None]:
         if int(snapshot.version()) < 0:
             return [None for _ in applications]
         found = [snapshot.transactions().get(application) for application in applications]

@@ -219,9 +219,11 @@ class IcebergTable:
                 raise
 
     def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
-        """Have Spark write the data files of ``rows``, which no reader sees before a commit."""
+        """Have Spark write the data files of ``rows``, which no reader sees before a commit.
+
+        The table may have another schema or partitioning by now: such files can be added, so nobody looks before.
+        """
         table, coordinator = self._table(), self._coordinator
-        table.refresh()
         staged = f"dagster_ckpt-{uuid.uuid4().hex}"
         self._staged_tables.add(staged, table)
         try:
