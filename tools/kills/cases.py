@@ -76,6 +76,8 @@ class Kills(ABC):
         self.paths = DataPaths(directory / "data")
         self._seed = seed
         self._random = random.Random(seed)
+        #: The live location of the start that is killed.
+        self._before: CheckpointLocation | None = None
 
     def run(self, cases: int, minutes: float, done: list[Case]) -> Iterator[list[Case]]:
         """Run what is not done, as long as there are minutes left to begin a job; gives all so far after each job."""
@@ -121,7 +123,7 @@ class Kills(ABC):
 
     @abstractmethod
     def kill(self, case: Case, heartbeat: Heartbeat) -> None:
-        """Kill, call :meth:`lose` while nothing resumes the job, and see to it that it is resumed."""
+        """Kill, call :meth:`lose` when all that is killed is gone, and see to it that the job is resumed."""
 
     @abstractmethod
     def read(self) -> pd.DataFrame:
@@ -137,7 +139,7 @@ class Kills(ABC):
 
     def lose(self, case: Case) -> None:
         """Take down how far the killed run came, and delete its live location where the case wants it."""
-        if (before := self._location()) is not None:
+        if (before := self._before) is not None:
             case.committed, case.in_flight = before.last_committed(), before.planned()
             if case.delete_live:
                 shutil.rmtree(before.path, ignore_errors=True)
@@ -149,10 +151,10 @@ class Kills(ABC):
         epoch = 0
         for case in kills:
             heartbeat = self._moment(case, epoch)
-            epoch, before = heartbeat.epoch, self._location()
+            epoch, self._before = heartbeat.epoch, self._location()
             killed = time.monotonic()
             self.kill(case, heartbeat)
-            wait_for(partial(self._is_resumed, before), f"kill {case.number} to be resumed", seconds=600)
+            wait_for(partial(self._is_resumed, self._before), f"kill {case.number} to be resumed", seconds=600)
             case.seconds_to_resume = round(time.monotonic() - killed, 1)
             chosen = self.catalog().choice()
             if chosen is not None and chosen[1].restored is not None:

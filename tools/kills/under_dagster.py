@@ -63,7 +63,7 @@ class DagsterKills(Kills):
             self._dev.launch(f"{self.job}_job")
 
     def kill(self, case: Case, heartbeat: Heartbeat) -> None:
-        """Kill; the sensor, which looks every few seconds, resumes the job."""
+        """Kill; the sensor, which looks every few seconds, resumes the job. A run whose JVM dies starts another one."""
         driver = heartbeat.processes[0].pid
         if case.kind == "whole dagster dev":
             self._dev.kill()
@@ -77,7 +77,10 @@ class DagsterKills(Kills):
             "JVM": self._jvm(),
         }[case.kind]
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: is_gone(driver) and self._jvm() == 0, f"what was left of the {case.kind} to be gone")
+        if case.kind == "JVM":
+            wait_for(lambda: is_gone(victim), "the JVM to be gone", poll=0.01)
+        else:
+            wait_for(lambda: is_gone(driver) and self._jvm() == 0, f"what was left of the {case.kind} to be gone")
         self.lose(case)
 
     def read(self) -> pd.DataFrame:
