@@ -12,7 +12,7 @@
 ``--jobs`` jobs of one code location are watched by one sensor: jobs that never ran, in a local directory; jobs that
 run, and jobs whose end was cleaned up after, in a bucket whose server takes ``--latency`` seconds more for each
 request. Between two ticks every running job beats. The first tick of a sensor knows nothing yet; the later ones are the
-median of ``--rounds``.
+median of ``--rounds``. ``status`` is the command, for all jobs of the bucket; each has a checkpoint.
 """
 
 from __future__ import annotations
@@ -103,8 +103,6 @@ def _retention(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _fill(home: Path, shape: str, retained: int) -> tuple[Any, Any]:
     """Write the checkpoints of a job as its starts would have; they are there without a sync of the disk."""
     from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: PLC0415
-    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: PLC0415
-    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: PLC0415
     from dagster_ckpt.checkpoint.format.records import encode_record  # noqa: PLC0415
     from dagster_ckpt.filesystem import PosixFileSystem  # noqa: PLC0415
 
@@ -130,24 +128,7 @@ def _fill(home: Path, shape: str, retained: int) -> tuple[Any, Any]:
             at = number * NEW % FILES
             new = {(at + index) % FILES: _file(number, (at + index) % FILES) for index in range(NEW)}
             files = tuple(new.get(index, file) for index, file in enumerate(files))
-            metadata = CheckpointMetadata(
-                job_name=JOB,
-                job_id=JOB_ID,
-                checkpoint_id=number,
-                epoch=epoch,
-                batch=number,
-                mode="EXACTLY_ONCE",
-                kind="checkpoint",
-                restored_from=restored,
-                writer={"run_id": claim.run_id, "host": "h", "pid": 1},
-                triggered_at="2026-11-01T00:00:00+00:00",
-                written_at="2026-11-01T00:00:01+00:00",
-                timings_ms={"align": 1.5, "pin": 0.5, "write": 12.25},
-                new_bytes=NEW,
-                facts=Facts(query_id="q", batch=number, partitions=4, progress={"input_rows": 7}),
-                sink={"kind": "files", "path": "/out", "batch": number},
-                files=files,
-            )
+            metadata = _checkpoint(JOB, claim, number, restored, files)
             for file in files if number == 1 else new.values():
                 (lineage / "shared" / Path(file.reference).name).write_bytes(b"x")
             (lineage / f"chk-{number}").mkdir()
@@ -156,6 +137,30 @@ def _fill(home: Path, shape: str, retained: int) -> tuple[Any, Any]:
         going_back = back and epoch % back == 0
         restored = f"{JOB_ID}/chk-{max(1, number - 2 * retained // starts if going_back else number)}"
     return filesystem, metadata
+
+
+def _checkpoint(job: str, claim: Any, number: int, restored: str | None, files: tuple[Any, ...]) -> Any:
+    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: PLC0415
+
+    return CheckpointMetadata(
+        job_name=job,
+        job_id=JOB_ID,
+        checkpoint_id=number,
+        epoch=claim.epoch,
+        batch=number,
+        mode="EXACTLY_ONCE",
+        kind="checkpoint",
+        restored_from=restored,
+        writer={"run_id": claim.run_id, "host": "h", "pid": 1},
+        triggered_at="2026-11-01T00:00:00+00:00",
+        written_at="2026-11-01T00:00:01+00:00",
+        timings_ms={"align": 1.5, "pin": 0.5, "write": 12.25},
+        new_bytes=NEW,
+        facts=Facts(query_id="q", batch=number, partitions=4, progress={"input_rows": 7}),
+        sink={"kind": "files", "path": "/out", "batch": number},
+        files=files,
+    )
 
 
 def _file(number: int, index: int) -> Any:
@@ -231,6 +236,12 @@ def _sensor(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             connect = {"endpoint_url": url, "token": "anon", "project": "p"}
             storage = FileSystemCheckpointStorage(checkpoint_path=f"gs://{BUCKET}/base", storage_options=connect)
             yield from _ticks(options, storage, f"{what}, in a bucket", url, over=over)
+            _command("--help")
+            before = asked(url)["requests"]
+            of_storage = [part for item in connect.items() for part in ("--storage-option", "=".join(item))]
+            told = measured(_command, "status", "--path", f"gs://{BUCKET}/base", *of_storage)
+            told["requests"] = asked(url)["requests"] - before
+            yield {"what": "status", "of": f"{options.jobs:,} jobs that {what}, in a bucket", **told}
 
 
 def _ticks(
@@ -288,6 +299,8 @@ def _begin(filesystem: Any, names: list[str], *, over: bool) -> list[Any]:
         for suffix, record in (("", claim), (".choice", choice), *([(".end", end)] if over else [])):
             place = f"{name}/control/epochs/e-{1:010}{suffix}"
             items.append((place, encode_record(record, place)))
+        checkpoint = _checkpoint(name, claim, 1, None, tuple(_file(1, index) for index in range(FILES)))
+        items.append((f"{name}/{JOB_ID}/chk-1/_metadata", checkpoint.encode()))
     filesystem.write_many(items, lambda: False)
     _beat(filesystem, names, claims, 0, stopped=over)
     return claims

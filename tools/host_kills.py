@@ -1,10 +1,12 @@
 """Loses parts of a cluster of hosts at seeded random moments, and checks after each that the job's rows are exact.
 
     python tools/host_kills.py --cases 15 --seed 1 --table docs/reference/host-kills.md
+    python tools/host_kills.py --on yarn --cases 6 --seed 1 --table docs/reference/host-kills-yarn.md
 
 The hosts are namespaces of this machine, each with a name, an address, processes and a disk of its own: one with
-Spark's Master, two with a Worker, one with ``dagster dev``. They share a bucket and a PostgreSQL over a network, and no
-disk. A Worker starts the driver, and Spark's live location lies in the bucket. After each loss the job must write rows
+Spark's Master (or YARN's ResourceManager), two with a Worker (or a NodeManager), one with ``dagster dev``. They share a
+bucket and a PostgreSQL over a network, and no disk. A Worker starts the driver, or YARN does, and Spark's live location
+lies in the bucket. After each loss the job must write rows
 and complete a checkpoint, and each row must be in the table once. At the end the table must have the rows of plain
 Spark, and every retained checkpoint must verify. Exit status 0 only if all of that is so.
 """
@@ -32,6 +34,8 @@ from tests.jobs.hosts.jobs import keys_by_plain_spark  # noqa: E402
 
 #: Seconds after a checkpoint within which something is lost.
 _MOMENTS = 4.0
+#: The clusters, and what runs a driver there.
+_WORKERS = {"standalone": "Worker", "yarn": "NodeManager"}
 
 
 @dataclass(slots=True)
@@ -65,14 +69,15 @@ class Losses:
     Args:
         there: the cluster, whose job runs.
         seed: of the order and the moments.
+        on: which cluster it is.
     """
 
-    def __init__(self, there: Cluster, seed: int) -> None:
+    def __init__(self, there: Cluster, seed: int, on: str) -> None:
         self._there, self._random = there, random.Random(seed)
         self._of_kind: dict[str, Callable[[int], float]] = {
             "executor": there.lose_executor,
             "driver": there.lose_driver,
-            "Worker with the driver": there.lose_worker_with_driver,
+            f"{_WORKERS[on]} with the driver": there.lose_worker_with_driver,
             "all of Dagster": there.lose_dagster,
             "driver's host with its disk": there.lose_host_of_driver,
             "cable of the driver's host, for a minute": there.cut_off_host_of_driver,
@@ -121,12 +126,14 @@ def page(outcome: Outcome, asked: argparse.Namespace) -> str:
     like = (
         "has the rows that plain Spark makes" if outcome.like_plain_spark else "was **not** compared with plain Spark"
     )
+    on_yarn = asked.on == "yarn"
+    chosen = "--on yarn " if on_yarn else ""
     lines = [
-        "# Losses on a cluster of hosts",
+        f"# Losses on hosts of {'YARN' if on_yarn else 'a standalone cluster'}",
         "",
-        f"Made by `python tools/host_kills.py --cases {asked.cases} --seed {asked.seed} "
-        "--table docs/reference/host-kills.md`; see the script for what a case is. The hosts share a bucket and no "
-        "disk, and a Worker starts [the driver](../how-to/driver-of-its-own.md).",
+        f"Made by `python tools/host_kills.py {chosen}--cases {asked.cases} --seed {asked.seed} "
+        f"--table docs/reference/{asked.table.name}`; see the script for what a case is. The hosts share a bucket and "
+        f"no disk, and {'YARN' if on_yarn else 'a Worker'} starts [the driver](../how-to/driver-of-its-own.md).",
         "",
         f"**{good} of {len(cases)} identical**: after each loss the job wrote rows and completed a checkpoint, and "
         "every row was in the table once, with none missing before the newest.",
@@ -155,8 +162,8 @@ def page(outcome: Outcome, asked: argparse.Namespace) -> str:
 
 
 def _run(asked: argparse.Namespace, home: Path, outcome: Outcome) -> None:
-    with cluster(home / "cluster") as there:
-        Losses(there, asked.seed).run(asked.cases, asked.minutes, outcome.cases)
+    with cluster(home / "cluster", on_yarn=asked.on == "yarn") as there:
+        Losses(there, asked.seed, asked.on).run(asked.cases, asked.minutes, outcome.cases)
         catalog = there.place.catalog
         there.stop()
         found = there.place.keys()
@@ -175,6 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=15)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--on", choices=list(_WORKERS), default="standalone", help="the cluster")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many")
     parser.add_argument("--directory", type=Path, help="a new one, for logs; by default a temporary one")
     parser.add_argument("--table", type=Path, help="write a Markdown page")

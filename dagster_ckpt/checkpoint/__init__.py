@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
+    from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of, run_that_waits
     from dagster_ckpt.checkpoint.catalog import (
         CheckpointCatalog,
         CompletedCheckpointStorageLocation,
@@ -238,6 +238,7 @@ __all__ = [
     "reclaimable_bytes",
     "resolve_checkpoint_pointer",
     "restart_after",
+    "run_that_waits",
     "savepoint_storage",
     "so_far",
     "spot_check",

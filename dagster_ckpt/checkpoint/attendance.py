@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.control import Claim, JobRecords, unchanged_for
+from dagster_ckpt.checkpoint.control import Claim, Heartbeat, JobRecords, unchanged_for
 from dagster_ckpt.clock import Clock
 
-__all__ = ["Attendance", "attendance_of"]
+__all__ = ["Attendance", "attendance_of", "run_that_waits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,38 @@ def attendance_of(records: JobRecords, claim: Claim, clock: Clock) -> Attendance
     """
     if records.submissions.of(claim.run_id) is None:
         return None
+    sign, dead = _last_sign(records, clock)
+    if sign is None:
+        return Attendance(claim.run_id, "it has left no sign of life")
+    return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted)
+
+
+def run_that_waits(records: JobRecords, claim: Claim, clock: Clock) -> str | None:
+    """The living run that has submitted a driver after the newest claim, and waits for it to take the job over.
+
+    For whoever looks again and again, as :func:`attendance_of`.
+
+    Args:
+        records: of the job.
+        claim: the newest.
+        clock: of this host.
+
+    Raises:
+        CorruptCheckpoint: a record cannot be read.
+        StorageError: the storage failed.
+    """
+    submission = records.submissions.standing()
+    if submission is None or submission.run_id == claim.run_id or submission.after != claim.epoch:
+        return None
+    sign, dead = _last_sign(records, clock)
+    return submission.run_id if sign is not None and sign.run_id == submission.run_id and dead is None else None
+
+
+def _last_sign(records: JobRecords, clock: Clock) -> tuple[Heartbeat | None, str | None]:
+    """The last sign of life of a run that attends a driver or waits for one, and why that run is dead."""
     asked = clock.monotonic()
     sign = records.attendant.read()
     if sign is None:
-        return Attendance(claim.run_id, "it has left no sign of life")
+        return None, None
     seen = unchanged_for((*records.attendant.key, "attendant"), (sign.run_id, sign.sequence), clock, asked)
-    dead = sign.is_dead(clock, unchanged=seen, asked=asked)
-    return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted)
+    return sign, sign.is_dead(clock, unchanged=seen, asked=asked)

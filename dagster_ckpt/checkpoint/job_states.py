@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
+from dagster_ckpt.checkpoint.one_look import OneLook
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.errors import CheckpointError, StorageError
@@ -84,6 +85,13 @@ def job_state(catalog: CheckpointCatalog, clock: Clock) -> JobState:
     Raises:
         StorageError: the storage failed.
     """
+    glance = OneLook(catalog.filesystem, catalog.job_name)
+    found = _looked(CheckpointCatalog(glance, catalog.job_name), clock)
+    # The job may have replaced its newest checkpoint during the look; without one, whoever searches looks twice.
+    return _looked(catalog, clock) if found.newest is None else found
+
+
+def _looked(catalog: CheckpointCatalog, clock: Clock) -> JobState:
     name, records, epoch = catalog.job_name, catalog.records, 0
     try:
         epoch = records.epochs.highest()

@@ -31,7 +31,7 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["starts", "status"]
 
 #: Jobs looked at side by side: most of the time is spent waiting for the storage.
-_AT_ONCE = 32
+_AT_ONCE = 64
 #: Seconds between two looks, at least.
 _SHORTEST = 0.1
 _HOUR = 3600.0

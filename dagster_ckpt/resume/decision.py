@@ -106,6 +106,7 @@ class Facts:
         waited: seconds for which the caller has known ``failures``, by a monotonic clock.
         starting_for: seconds for which the caller has seen the same ``others`` active, by a monotonic clock.
         attendance: who attends the holder's driver, ``None`` for a driver that is the holder's own process.
+        waits: the living run that has submitted a driver, and waits for the cluster to start it; ``None`` for none.
     """
 
     now: float
@@ -124,6 +125,7 @@ class Facts:
     waited: float
     starting_for: float
     attendance: Attendance | None
+    waits: str | None = None
 
     @property
     def attending(self) -> RunFacts | None:
@@ -254,6 +256,8 @@ def decide(facts: Facts) -> Action:
         return EndJob(JobStatus.CANCELED, f"run {gone[0].run_id} was canceled")
     if canceled := [run for run in _resumes(facts, claim) if run.status == "CANCELED"]:
         return EndJob(JobStatus.CANCELED, f"run {canceled[0].run_id} was canceled before it took the job over")
+    if waiting := [run for run in facts.others if run.is_active and run.run_id == facts.waits]:
+        return Wait(f"run {waiting[0].run_id} waits for the driver that it has submitted")
     if starting := [run for run in facts.others if run.is_active and _may_begin(run, facts)]:
         return Wait(f"run {starting[0].run_id} is starting")
     if stuck := [run for run in facts.others if run.is_active and run.is_resume and run.status != "QUEUED"]:

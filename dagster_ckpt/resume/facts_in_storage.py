@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint import (
     Streak,
     attendance_of,
     find_newest,
+    run_that_waits,
     unchanged_for,
 )
 from dagster_ckpt.clock import Clock
@@ -72,6 +73,7 @@ def stored_facts(
         waited=_unchanged_for(catalog, "failures", frozenset((item.run_id, item.sequence) for item in failures), clock),
         starting_for=_unchanged_for(catalog, "active", active, clock),
         attendance=None if claim is None else attendance_of(catalog.records, claim, clock),
+        waits=None if claim is None or dead is None else run_that_waits(catalog.records, claim, clock),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from dagster_ckpt.spark.query.session import find_java
-from dagster_ckpt.testing.maven import classpath_of, spark_jars
+from dagster_ckpt.testing.maven import classpath, classpath_of, hadoop_version, spark_jars
 from tests.servers.hdfs_cluster import cluster_jvm
 
 #: What the ResourceManager loads, and Hadoop's artifact lacks, beside log4j.
@@ -110,8 +110,7 @@ class MiniYarn:
 @contextmanager
 def yarn_cluster(scratch: Path) -> Iterator[MiniYarn]:
     """A cluster of the version of Spark's own Hadoop; its JVM ends with this process."""
-    beside = [classpath_of(scratch, "yarn", _NEEDED), *map(str, spark_jars().glob("log4j-*.jar"))]
-    with cluster_jvm(scratch, beside, [f"-Dtest.build.data={scratch}"]) as jvm:
+    with cluster_jvm(scratch, _beside(scratch), [f"-Dtest.build.data={scratch}"]) as jvm:
         running = MiniYarn(jvm, scratch / "yarn")
         try:
             yield running
@@ -121,6 +120,21 @@ def yarn_cluster(scratch: Path) -> Iterator[MiniYarn]:
             for left in containers:
                 with suppress(psutil.NoSuchProcess):
                     left.kill()
+
+
+def yarn_classpath(scratch: Path) -> str:
+    """The class path of a ResourceManager or a NodeManager in a JVM of its own.
+
+    Args:
+        scratch: a directory for what Ivy is told and tells.
+    """
+    hadoop = classpath(scratch, "org.apache.hadoop", "hadoop-client-minicluster", hadoop_version())
+    return os.pathsep.join([hadoop, *_beside(scratch)])
+
+
+def _beside(scratch: Path) -> list[str]:
+    """What Hadoop's artifact lacks."""
+    return [classpath_of(scratch, "yarn", _NEEDED), *map(str, spark_jars().glob("log4j-*.jar"))]
 
 
 def _java_home() -> Path:

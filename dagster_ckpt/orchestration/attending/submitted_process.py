@@ -26,6 +26,8 @@ _NOISE = ("WARNING: Using incubator modules", "Using Spark's default log4j profi
 _STATE = "State of driver"
 #: The id that YARN gives.
 _APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
+#: How Spark says that a cluster asks for a secret which spark-submit does not have.
+_SECRET_ASKED = re.compile(r"\bSasl(Message|Exception)\b")
 _LONGEST = 2_000
 
 
@@ -94,6 +96,11 @@ class SubmittedProcess:
             where += f", and {place} what the driver said"
         if missing is not None and not own:
             where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"
+        elif _SECRET_ASKED.search(told):
+            where = (
+                "The cluster asks for a secret: set spark.authenticate to true and spark.authenticate.secret in "
+                f"conf/spark-defaults.conf of spark_home, because no secret of conf is on a command line. {where}"
+            )
         elif deploy_mode == CLUSTER and not own:
             where += (
                 "; a driver that ends at once there most often has a Python without dagster-ckpt, without the "

@@ -1,4 +1,4 @@
-"""A standalone cluster of hosts that share no disk, and a host with Dagster that submits the job's driver to it."""
+"""A cluster of hosts that share no disk, standalone or YARN, and a host with Dagster that submits the job's driver."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pyspark.find_spark_home import _find_spark_home
 from dagster_ckpt.checkpoint import ProcessIdentity
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.testing.dagster_dev import wait_for
+from dagster_ckpt.testing.maven import spark_jars
 from tests.helpers.local_spark import JVM_OPTIONS
-from tests.jobs.hosts import desk
-from tests.jobs.hosts.jobs import BUCKET_URL, DATABASE, WORK
+from tests.jobs.hosts import desk, yarn
+from tests.jobs.hosts.jobs import BUCKET_URL, DATABASE, LEASE_SECONDS, WORK
 from tests.jobs.hosts.site import Site, site
-from tests.jobs.hosts.submitted import CLASSPATH, MASTER
+from tests.jobs.hosts.yarn import CLASSPATH, MASTER, MASTER_HOST, YARN, YARN_CLASSPATH
 from tests.servers.hosts import Host
 from tests.servers.s3a_connector import s3a_classpath
+from tests.servers.yarn_cluster import yarn_classpath
 
 __all__ = ["Cluster", "cluster"]
 
@@ -45,14 +47,19 @@ def _eventually(what: str, condition: Callable[[], bool], poll: float = 0.5) -> 
 class Cluster:
     """Hosts with a Master, two Workers and Dagster, of which each can be lost.
 
+    On YARN the Master is the ResourceManager, and a Worker is a NodeManager.
+
     Args:
         place: the bucket, the database and the network.
         home: a directory that no host sees.
+        on_yarn: whether the cluster is YARN, and not a standalone one of Spark.
     """
 
-    def __init__(self, place: Site, home: Path) -> None:
-        self.place, self._home = place, home
+    def __init__(self, place: Site, home: Path, *, on_yarn: bool = False) -> None:
+        self.place, self._home, self._on_yarn = place, home, on_yarn
         self._classpath = s3a_classpath(home)
+        # The NodeManager reads from the bucket as Spark does.
+        self._yarn = ":".join([yarn_classpath(home), self._classpath, f"{spark_jars()}/*"]) if on_yarn else ""
         self.hosts: dict[str, Host] = {}
         #: When the job last was seen to write, by :func:`time.monotonic`.
         self._first_row = 0.0
@@ -63,7 +70,10 @@ class Cluster:
         # The Master starts executors for a vanished driver until TCP gives the driver up: by default 15 minutes.
         retries = ("sh", "-c", f"echo {_RETRIES} > /proc/sys/net/ipv4/tcp_retries2")
         self._run(master, *retries)
-        self._spark(master, "master.Master", "--host", _MASTER, "--port", str(_PORT), "--webui-port", "8080")
+        if self._on_yarn:
+            self._yarn_daemon(master, "ResourceManager")
+        else:
+            self._spark(master, "master.Master", "--host", _MASTER, "--port", str(_PORT), "--webui-port", "8080")
         for name in WORKERS:
             self._start_worker(name)
         self.hosts[_DESK] = self.place.host(_DESK)
@@ -73,6 +83,9 @@ class Cluster:
         """Start a Worker; on a new host with an empty disk, if its host has vanished."""
         if name not in self.hosts:
             self.hosts[name] = self.place.host(name)
+        if self._on_yarn:
+            self._yarn_daemon(self.hosts[name], "NodeManager")
+            return
         size = ("--cores", "4", "--memory", "2g", "--webui-port", "0", "-d", str(self.hosts[name].disk / "spark"))
         self._spark(self.hosts[name], "worker.Worker", "--host", name, *size, f"spark://{_MASTER}:{_PORT}")
 
@@ -227,15 +240,21 @@ class Cluster:
         script = str(Path(_find_spark_home()) / "bin" / "spark-class")
         self._run(host, script, f"org.apache.spark.deploy.{name}", *arguments)
 
+    def _yarn_daemon(self, host: Host, name: str) -> None:
+        self._run(host, sys.executable, "-m", yarn.__name__, name)
+
     def _run(self, host: Host, *command: str) -> None:
         place = self.place
         environment = {
             BUCKET_URL: place.url,
             DATABASE: place.server.remote(place.database),
             WORK: str(host.disk / "work"),
-            "HOSTS_LEASE": "30",  # several Sparks at once starve each other
-            MASTER: f"spark://{_MASTER}:{_PORT}",
+            LEASE_SECONDS: "30",  # several Sparks at once starve each other
+            MASTER: YARN if self._on_yarn else f"spark://{_MASTER}:{_PORT}",
+            MASTER_HOST: _MASTER,
             CLASSPATH: self._classpath,
+            YARN_CLASSPATH: self._yarn,
+            **({"SPARK_DIST_CLASSPATH": self._classpath} if self._on_yarn else {}),  # for spark-submit, which stages
             "DAGSTER_HOME": "",
             "SPARK_LOCAL_HOSTNAME": host.name,
             "SPARK_LOCAL_IP": host.address,
@@ -251,9 +270,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(home: Path) -> Iterator[Cluster]:
+def cluster(home: Path, *, on_yarn: bool = False) -> Iterator[Cluster]:
     """A cluster that runs the job."""
     with site(home / "site", _MASTER, _DESK, *WORKERS) as place:
-        found = Cluster(place, home)
+        found = Cluster(place, home, on_yarn=on_yarn)
         found.start()
         yield found

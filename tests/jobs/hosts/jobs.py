@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 #: Where the bucket is, how the database is reached, and the working directory, which is on the host's own disk.
 BUCKET_URL, DATABASE, WORK = "HOSTS_BUCKET", "HOSTS_DATABASE", "HOSTS_WORK"
+LEASE_SECONDS = "HOSTS_LEASE"
 #: Seconds without a heartbeat after which another host goes on: 10, unless the environment says more.
-LEASE = int(os.environ.get("HOSTS_LEASE", "10"))
+LEASE = int(os.environ.get(LEASE_SECONDS, "10"))
 #: Rows of a batch. Every second batch repeats the keys of the batch before it, and the state lets none of them through.
 ROWS = 10
 #: Seconds for which PostgreSQL waits for a session in the middle of a transaction.

@@ -1,4 +1,4 @@
-"""The job of the hosts, whose driver a Worker of a standalone cluster starts. Hosts share the bucket alone."""
+"""The job of the hosts, whose driver a standalone cluster or YARN starts on one. Hosts share the bucket alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from dagster_ckpt import (
 )
 from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.hosts.jobs import BUCKET_URL, WORK, counted
+from tests.jobs.hosts.yarn import CLASSPATH, MASTER, YARN, settings_on_yarn
 from tests.servers.s3 import BUCKET, connection
 from tests.servers.s3a_connector import s3a_conf
 
 if TYPE_CHECKING:
     import dagster as dg
-
-#: The URL of the master, and the class path of S3A, which is on each host.
-MASTER, CLASSPATH = "HOSTS_MASTER", "HOSTS_CLASSPATH"
 
 
 def definitions() -> dg.Definitions:
@@ -45,6 +43,7 @@ def definitions() -> dg.Definitions:
             "spark.executor.memory": "480m",
             "spark.sql.shuffle.partitions": "1",
             "spark.ui.enabled": "false",
+            **(settings_on_yarn(BUCKET) if os.environ[MASTER] == YARN else {}),
         },
     )
     return build_checkpoint_definitions([counted], resources={"checkpoint_storage": storage, "spark": spark})

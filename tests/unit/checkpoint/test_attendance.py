@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
+from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of, run_that_waits
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
@@ -55,6 +55,27 @@ def test_a_run_whose_sign_stays_the_same_for_a_lease_is_dead(records: JobRecords
     for waited, dead in [(0, None), (Lease().timeout, None), (1, f"no heartbeat for {Lease().timeout + 1:.0f} s")]:
         clock.advance(waited)
         assert attendance_of(records, CLAIM, clock) == Attendance("run-b", dead)
+
+
+def test_a_run_waits_for_its_driver_as_long_as_it_lives(records: JobRecords, clock: ManualClock) -> None:
+    assert run_that_waits(records, CLAIM, clock) is None
+    records.submissions.replace(replace(SUBMITTED, run_id="run-b", after=CLAIM.epoch))
+    assert run_that_waits(records, CLAIM, clock) is None, "it has left no sign of life"
+    records.attendant.write(replace(SIGN, run_id="run-c"))
+    assert run_that_waits(records, CLAIM, clock) is None, "the sign is another run's"
+    records.attendant.write(SIGN)
+    assert run_that_waits(records, CLAIM, clock) == "run-b"
+    clock.advance(Lease().timeout + 1)
+    assert run_that_waits(records, CLAIM, clock) is None
+    records.attendant.write(replace(SIGN, sequence=6))
+    assert run_that_waits(records, CLAIM, clock) == "run-b"
+
+
+def test_the_run_whose_driver_has_come_does_not_wait(records: JobRecords, clock: ManualClock) -> None:
+    records.attendant.write(SIGN)
+    for run_id, after in (("run-b", CLAIM.epoch - 1), ("run-a", CLAIM.epoch)):
+        records.submissions.replace(replace(SUBMITTED, run_id=run_id, after=after))
+        assert run_that_waits(records, CLAIM, clock) is None
 
 
 class TestSubmissions:

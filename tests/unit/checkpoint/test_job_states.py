@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.job_states import job_state
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -105,3 +106,43 @@ def test_a_storage_that_fails_for_a_moment_is_no_damage(job: StoredJob, failing:
         job_state(catalog, SystemClock())
     storage.plan = lambda _: None
     assert job_state(catalog, SystemClock()).state == "RUNNING"
+
+
+def test_a_look_asks_for_nothing_twice_and_for_nothing_that_a_listing_lacks(job: StoredJob) -> None:
+    claim = _running(job)
+    storage = FaultInjectingFileSystem(job.catalog.filesystem)
+    found = job_state(CheckpointCatalog(storage, job.name), SystemClock())
+    assert found.state == "RUNNING"
+    assert found.newest is not None
+    asked = [operation.path.removeprefix(f"{job.name}/") for operation in storage.operations]
+    assert sorted(asked) == sorted(
+        [
+            "control",
+            "control/epochs",
+            "control/epochs/e-0000000001",
+            "control/epochs/e-0000000001.choice",
+            f"control/failures/s-{claim.series:010}",
+            f"control/failures/s-{claim.series:010}/{claim.run_id}-000001",
+            "control/heartbeat",
+            found.newest.job_id,
+            f"{found.newest.reference}/_metadata",
+        ]
+    )
+
+
+def test_a_checkpoint_that_is_replaced_during_a_look_is_no_damage(job: StoredJob) -> None:
+    choice = job.choose(job.claim(run_id()))
+    job.checkpoint(choice, 3)
+    storage = FaultInjectingFileSystem(job.catalog.filesystem)
+
+    def replaces(operation: Operation) -> None:
+        manifest = job.root / operation.path
+        if manifest.name == "_metadata" and manifest.exists() and "chk-1" in operation.path:
+            job.checkpoint(choice, 4)
+            shutil.rmtree(manifest.parent)
+
+    storage.plan = replaces
+    found = job_state(CheckpointCatalog(storage, job.name), SystemClock())
+    assert found.damage == ""
+    assert found.newest is not None
+    assert found.newest.name == "chk-2"

@@ -220,6 +220,27 @@ def test_a_living_driver_whose_run_died_is_attended_by_one_run_and_not_restarted
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
 
 
+def test_a_resumed_run_is_not_given_up_while_it_waits_for_room_on_the_cluster(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = 0.0
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: time.monotonic() + passed)
+    dead = job.die(sensor.add_run(run_id(), Status.STARTED))
+    first = sensor.request()
+    launched = sensor.launch(first, Status.STARTED)
+    job.catalog.records.submissions.replace(Submission(launched, dead.epoch, dead.series, "{}", 1.0))
+    sign = Heartbeat(dead.epoch, launched, (ProcessIdentity.current(),), 1, time.time())
+    for sequence in range(3):
+        now = SystemClock().monotonic()
+        job.catalog.records.attendant.write(replace(sign, sequence=sequence, uptime=now))
+        assert sensor.tick() == ([], f"orders: run {launched} waits for the driver that it has submitted")
+        passed += 130
+    gone = replace(sign.processes[0], created=0.0, ticks=1)
+    job.catalog.records.attendant.write(replace(sign, sequence=4, processes=(gone,)))
+    assert sensor.request().run_key != first.run_key
+    assert sensor.status(launched) is Status.FAILURE
+
+
 def test_a_canceled_run_whose_process_died_cancels_its_living_driver(sensor: Sensor, job: StoredJob) -> None:
     claim = _submitted(sensor, job, attended=False, status=Status.CANCELED)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} was canceled, and its driver lives")

@@ -111,6 +111,13 @@ def test_a_python_without_the_package_is_named(job: StoredJob, tmp_path: Path) -
     assert error.hint.startswith("Mend it, and launch the job again; nothing was changed. Install dagster-ckpt")
 
 
+def test_a_secret_that_the_cluster_asks_for_is_named(job: StoredJob, tmp_path: Path) -> None:
+    said = "Caused by: java.lang.IllegalStateException: Expected SaslMessage, received something else"
+    error = materialize(job, submit(tmp_path, f"print({said!r}, file=sys.stderr); sys.exit(1)"))
+    assert "Expected SaslMessage" in error.message
+    assert "spark.authenticate.secret in conf/spark-defaults.conf of spark_home" in error.hint
+
+
 def test_a_resumed_run_whose_driver_never_came_counts_with_its_reason(job: StoredJob, tmp_path: Path) -> None:
     claim = job.die(run_id())
     tags = {names.SERIES_TAG: str(claim.series), names.RESUMES_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}

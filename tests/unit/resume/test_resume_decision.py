@@ -72,6 +72,7 @@ def facts(
     waited: float = 0,
     starting_for: float = 0,
     attendance: Attendance | None = None,
+    waits: str | None = None,
 ) -> Facts:
     return Facts(
         now=NOW,
@@ -90,6 +91,7 @@ def facts(
         waited=waited,
         starting_for=starting_for,
         attendance=attendance,
+        waits=waits,
     )
 
 
@@ -406,6 +408,25 @@ TABLE: list[tuple[str, Facts, Action]] = [
         MarkDead("second", False, "it did not begin within 120 s"),
     ),
     (
+        "a resumed run that waits for the driver that it has submitted",
+        facts(
+            failures=[died()],
+            others=[run("STARTED", "second", age=10 * STARTUP_LIMIT, resume=True)],
+            starting_for=9 * STARTUP_LIMIT,
+            waits="second",
+        ),
+        Wait("run second waits for the driver that it has submitted"),
+    ),
+    (
+        "a run of this instance that never began, while a run of another one waits for its driver",
+        facts(
+            failures=[died()],
+            others=[run("STARTED", "second", age=STARTUP_LIMIT, resume=True)],
+            waits="elsewhere",
+        ),
+        MarkDead("second", False, "it did not begin within 120 s"),
+    ),
+    (
         "a resumed run that never began, by a clock that was set back since",
         facts(
             failures=[died()],
@@ -700,6 +721,7 @@ _facts = st.builds(
             st.booleans(),
         ),
     ),
+    waits=st.sampled_from([None, "second", "elsewhere"]),
 )
 
 
@@ -734,6 +756,7 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
     assert given_facts.holder is None or given_facts.holder.status in ("SUCCESS", "FAILURE")
     if given_facts.starting_for < STARTUP_LIMIT:
         assert not [other for other in given_facts.others if other.is_active and NOW - other.since < STARTUP_LIMIT]
+    assert not [other for other in given_facts.others if other.is_active and other.run_id == given_facts.waits]
     if given_facts.dead == INTERRUPTED and action.reason.endswith("which is no failure"):
         assert ("holder", DIED) not in {(failure.run_id, failure.sequence) for failure in given_facts.failures}
         return
