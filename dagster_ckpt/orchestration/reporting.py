@@ -339,15 +339,17 @@ class CheckpointReporter:
         # A checkpoint that came and went between two reports is not reported, so its reason goes, too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
         new = {key: item for key, item in wanted.items() if key not in present}
-        beside = {**retained_metadata(retained), **self._fell_back} if new else {}
+        newest = next(reversed(new), None)
         for key, item in new.items():
+            # The table of all is large: of several that are told of at once, only the newest has it.
+            beside = retained_metadata(retained) if key == newest else {}
             self._log_event(
                 dg.AssetMaterialization(
                     self._asset_key,
                     partition=key,
                     description=f"{item.name} at batch {item.batch}, {format_size(item.size)}. To go back to it, "
                     f"launch {rollback_job(self.catalog.job_name)} with to: {key}",
-                    metadata={**self._metadata(item), **beside},
+                    metadata={**self._metadata(item), **beside, **self._fell_back},
                 )
             )
             self._instance.add_dynamic_partitions(self._partitions, [key])

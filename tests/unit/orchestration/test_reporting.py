@@ -190,6 +190,21 @@ def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(repo
     assert not reports.reporter._reasons, "what is never shown must not be remembered for a month"
 
 
+def test_of_several_checkpoints_told_of_at_once_the_newest_has_the_table_of_all(reports: Reports) -> None:
+    """Ten thousand of them would have ten thousand tables."""
+    reports.complete()
+    for _ in range(3):
+        reports.complete(after=1)
+    reports.reporter.flush()
+    tables = {}
+    for record in reports.instance.fetch_materializations(_KEY, limit=100).records:
+        assert record.asset_materialization is not None
+        retained = record.asset_materialization.metadata.get("retained_checkpoints")
+        tables[record.partition_key] = None if retained is None else retained.value
+    first, *between, last = (partition_key(item) for item in reports.store.retained)
+    assert tables == {first: 1, **dict.fromkeys(between), last: 4}
+
+
 def test_a_new_instance_is_told_of_every_retained_checkpoint(reports: Reports) -> None:
     completed = [reports.job.checkpoint(reports.store, batch) for batch in range(3)]
     reports.reporter.began(reports.store.retained)
