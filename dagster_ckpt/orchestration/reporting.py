@@ -257,7 +257,7 @@ class CheckpointReporter:
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
         self._epoch = 0
-        self._is_told = True
+        self.is_told = True  # whether nothing is pending
         self._fell_back: Mapping[str, str | int] = {}
 
     def holds(self, epoch: int) -> None:
@@ -271,7 +271,7 @@ class CheckpointReporter:
 
     def tick(self) -> None:
         """Report what is pending, or what an earlier report failed to report, once ``interval`` has passed."""
-        if not self._is_told and self._clock.monotonic() - self._reported_at >= self._interval:
+        if not self.is_told and self._clock.monotonic() - self._reported_at >= self._interval:
             self.flush()
 
     def fell_back(self, fell_back: FellBack) -> None:
@@ -308,22 +308,17 @@ class CheckpointReporter:
         self._now(retained)
         self.flush()
 
-    @property
-    def is_told(self) -> bool:
-        """Whether nothing is pending."""
-        return self._is_told
-
     def flush(self) -> None:
         """Report now what is pending, as far as one report goes."""
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
         is_taken_over = self.catalog.records.epochs.highest() > self._epoch
-        self._is_told = is_taken_over or self._report(self._retained)
+        self.is_told = is_taken_over or self._report(self._retained)
 
     def _now(self, retained: Sequence[CheckpointMetadata]) -> None:
         self._retained = retained
-        self._is_told = False
+        self.is_told = False
 
     def _report(self, retained: Sequence[CheckpointMetadata]) -> bool:
         """Whether all is reported; ``False`` when the time is over."""
