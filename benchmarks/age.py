@@ -36,6 +36,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.object_store import BUCKET, asked, serving  # noqa: E402 - below the path
 
 JOB, JOB_ID = "old", "a" * 32
+#: The run of the start that is measured.
+RUN = "r"
 #: Starts, and after how many of them one goes back.
 SHAPES = {"1 start": (1, 0), "100 starts": (100, 0), "100 starts with rollbacks": (100, 3)}
 #: Files of a checkpoint, and how many of them are new.
@@ -84,23 +86,23 @@ def _retention(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for shape in SHAPES:
         of = f"{options.retained:,} retained, {shape}"
         with tempfile.TemporaryDirectory(prefix="age-") as home:
-            filesystem, newest = _fill(Path(home), shape, options.retained)
-            _command("--help")
-            yield {"what": "list", "of": of, **measured(_command, "list", JOB, "--path", home)}
+            filesystem, newest = fill(Path(home), shape, options.retained)
+            run_command("--help")
+            yield {"what": "list", "of": of, **measured(run_command, "list", JOB, "--path", home)}
             half = ("--num-retained", str(options.retained // 2))
-            yield {"what": "retention", "of": of, **measured(_command, "retention", JOB, "--path", home, *half)}
+            yield {"what": "retention", "of": of, **measured(run_command, "retention", JOB, "--path", home, *half)}
             stores: list[Any] = []
-            yield {"what": "start", "of": of, **measured(_start, filesystem, stores)}
+            yield {"what": "start", "of": of, **measured(start, filesystem, stores)}
             store, runs = stores[0], []
             for _ in range(options.rounds):
-                _complete(store, newest)
+                complete(store, newest)
                 runs.append(measured(store.subsume, KeepNewest(options.retained)))
             if len(store.retained) != options.retained:
                 raise RuntimeError(f"{len(store.retained)} are retained")
             yield {"what": "subsume", "of": of, **median(runs)}
 
 
-def _fill(home: Path, shape: str, retained: int) -> tuple[Any, Any]:
+def fill(home: Path, shape: str, retained: int) -> tuple[Any, Any]:
     """Write the checkpoints of a job as its starts would have; they are there without a sync of the disk."""
     from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: PLC0415
     from dagster_ckpt.checkpoint.format.records import encode_record  # noqa: PLC0415
@@ -176,7 +178,8 @@ def _claim(epoch: int) -> Any:
     return Claim(epoch, uuid.uuid4().hex, 1, str(uuid.uuid4()), "h", 1, "2026-11-01T00:00:00+00:00")
 
 
-def _command(*arguments: str) -> None:
+def run_command(*arguments: str) -> None:
+    """Run ``dagster-ckpt`` in this process, to an end that is good."""
     from click.testing import CliRunner  # noqa: PLC0415
 
     from dagster_ckpt.cli import main as command  # noqa: PLC0415
@@ -186,13 +189,15 @@ def _command(*arguments: str) -> None:
         raise RuntimeError(result.output) from result.exception
 
 
-def _start(filesystem: Any, stores: list[Any]) -> None:
+def start(filesystem: Any, stores: list[Any]) -> None:
     """What a start does beside Spark: claim, choose, record, open the store, sweep."""
     from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, CompletedCheckpointStore, find_newest, sweep_start  # noqa: PLC0415
-    from dagster_ckpt.clock import SystemClock  # noqa: PLC0415
+    from dagster_ckpt.clock import SystemClock, iso  # noqa: PLC0415
 
     catalog = CheckpointCatalog(filesystem, JOB)
-    claim = catalog.records.epochs.claim(token=uuid.uuid4().hex, series=1, run_id="r", host="h", pid=1, now="now")
+    claim = catalog.records.epochs.claim(
+        token=uuid.uuid4().hex, series=1, run_id=RUN, host="h", pid=1, now=iso(time.time())
+    )
     newest = find_newest(catalog).metadata
     assert newest is not None
     complete = catalog.completed_at_choice(claim.epoch, JOB_ID, newest)
@@ -214,7 +219,7 @@ def _start(filesystem: Any, stores: list[Any]) -> None:
     stores.append(store)
 
 
-def _complete(store: Any, newest: Any) -> None:
+def complete(store: Any, newest: Any) -> None:
     """One more checkpoint, of a file of its own."""
     from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: PLC0415
     from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415
@@ -278,7 +283,7 @@ def _ticks(
         runs = []
         for turn in range(options.rounds + 1):
             if claims and not over:
-                _beat(storage.filesystem(), names, claims, turn)
+                beat(storage.filesystem(), names, claims, turn)
             before = asked(url)["requests"] if url else 0
             runs.append(measured(tick))
             if url:
@@ -302,11 +307,11 @@ def _begin(filesystem: Any, names: list[str], *, over: bool) -> list[Any]:
         checkpoint = _checkpoint(name, claim, 1, None, tuple(_file(1, index) for index in range(FILES)))
         items.append((f"{name}/{JOB_ID}/chk-1/_metadata", checkpoint.encode()))
     filesystem.write_many(items, lambda: False)
-    _beat(filesystem, names, claims, 0, stopped=over)
+    beat(filesystem, names, claims, 0, stopped=over)
     return claims
 
 
-def _beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *, stopped: bool = False) -> None:
+def beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *, stopped: bool = False) -> None:
     """Let every job give a sign of life, of this process."""
     from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile  # noqa: PLC0415
     from dagster_ckpt.checkpoint.processes import ProcessIdentity  # noqa: PLC0415
@@ -315,13 +320,13 @@ def _beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *
     if stopped:
         process = replace(process, created=process.created - 1000, ticks=None)
 
-    def beat(pair: tuple[str, Any]) -> None:
+    def beat_of(pair: tuple[str, Any]) -> None:
         name, claim = pair
         now = Heartbeat(claim.epoch, claim.run_id, (process,), sequence, 0.0, stopped, uptime=time.monotonic())
         HeartbeatFile(filesystem, name).write(now)
 
     with ThreadPoolExecutor(32) as pool:
-        list(pool.map(beat, zip(names, claims, strict=True)))
+        list(pool.map(beat_of, zip(names, claims, strict=True)))
 
 
 if __name__ == "__main__":

@@ -147,6 +147,12 @@ class DagsterUI:
         self.page.get_by_text("View all historical events").wait_for()
         self.page.get_by_text("Materialized", exact=True).first.wait_for()
 
+    def newest_partition(self, asset: str, newest: str) -> None:
+        """The partitions of ``<asset>_checkpoints``, the newest on top."""
+        self._open(f"/assets/{asset}_checkpoints?view=partitions")
+        self.newest_first()
+        self.page.get_by_text(newest, exact=True).first.wait_for()
+
     def launch(self, link: str) -> str:
         """Follow a link into the Launchpad and launch the run as it is configured there; returns the run's id."""
         self.page.get_by_role("link", name=link).first.click()

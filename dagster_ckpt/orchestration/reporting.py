@@ -40,6 +40,8 @@ _MOST_ROWS = 200
 _MOST_RETAINED = 50
 #: Characters of a source's offset that are shown at most.
 _LONGEST_OFFSET = 2000
+#: Seconds that one report may take: some hundred events. A sensor's tick has to end, and a run to look after its job.
+_LONGEST_REPORT = 10.0
 
 LogEvent: TypeAlias = "Callable[[dg.AssetMaterialization | dg.AssetObservation], object]"
 
@@ -218,8 +220,8 @@ class CheckpointReporter:
     A report is made at most every ``interval`` seconds, and always at the end. It makes the partitions equal to the
     retained checkpoints, and materializes each new partition. A partition is added after its materialization, so an
     existing partition proves that its checkpoint was reported: whatever kills or interrupts a report, the next report
-    does the rest. Once a newer run has taken over the job, this run reports nothing: the newer run reports what is
-    retained.
+    does the rest, and the rest of a report that would take too long. Once a newer run has taken over the job, this run
+    reports nothing: the newer run reports what is retained.
 
     Args:
         instance: the Dagster instance.
@@ -255,7 +257,7 @@ class CheckpointReporter:
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
         self._epoch = 0
-        self._is_told = True
+        self.is_told = True  # whether nothing is pending
         self._fell_back: Mapping[str, str | int] = {}
 
     def holds(self, epoch: int) -> None:
@@ -269,7 +271,7 @@ class CheckpointReporter:
 
     def tick(self) -> None:
         """Report what is pending, or what an earlier report failed to report, once ``interval`` has passed."""
-        if not self._is_told and self._clock.monotonic() - self._reported_at >= self._interval:
+        if not self.is_told and self._clock.monotonic() - self._reported_at >= self._interval:
             self.flush()
 
     def fell_back(self, fell_back: FellBack) -> None:
@@ -307,25 +309,28 @@ class CheckpointReporter:
         self.flush()
 
     def flush(self) -> None:
-        """Report now what is pending."""
+        """Report now what is pending, as far as one report goes."""
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
-        if self.catalog.records.epochs.highest() <= self._epoch:
-            self._report(self._retained)
-        self._is_told = True
+        is_taken_over = self.catalog.records.epochs.highest() > self._epoch
+        self.is_told = is_taken_over or self._report(self._retained)
 
     def _now(self, retained: Sequence[CheckpointMetadata]) -> None:
         self._retained = retained
-        self._is_told = False
+        self.is_told = False
 
-    def _report(self, retained: Sequence[CheckpointMetadata]) -> None:
+    def _report(self, retained: Sequence[CheckpointMetadata]) -> bool:
+        """Whether all is reported; ``False`` when the time is over."""
+        give_up = self._clock.monotonic() + _LONGEST_REPORT
         wanted = {partition_key(item): item for item in retained}
         present = set(self._instance.get_dynamic_partitions(self._partitions))
         # Report deletions first, so that the asset's latest event is its newest checkpoint.
         # A partition changes after Dagster has accepted its event: the next report repeats a refused event.
-        for key in sorted(present - wanted.keys()):
-            reason = self._reasons.get(key) or self._why_gone(key, retained)
+        gone = sorted(present - wanted.keys())
+        at_end = self._why_deleted_at_end() if gone else None
+        for key in gone:
+            reason = self._reasons.get(key) or at_end or self._why_gone(key, retained)
             reason = in_one_line(redacted(reason))
             self._log_event(
                 dg.AssetObservation(
@@ -336,21 +341,36 @@ class CheckpointReporter:
                 )
             )
             self._instance.delete_dynamic_partition(self._partitions, key)
+            if self._clock.monotonic() > give_up:
+                return False
         # A checkpoint that came and went between two reports is not reported, so its reason goes, too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
         new = {key: item for key, item in wanted.items() if key not in present}
-        beside = {**retained_metadata(retained), **self._fell_back} if new else {}
+        newest = next(reversed(new), None)
         for key, item in new.items():
+            # The table of all is large: of several that are told of at once, only the newest has it.
+            beside = retained_metadata(retained) if key == newest else {}
             self._log_event(
                 dg.AssetMaterialization(
                     self._asset_key,
                     partition=key,
                     description=f"{item.name} at batch {item.batch}, {format_size(item.size)}. To go back to it, "
                     f"launch {rollback_job(self.catalog.job_name)} with to: {key}",
-                    metadata={**self._metadata(item), **beside},
+                    metadata={**self._metadata(item), **beside, **self._fell_back},
                 )
             )
             self._instance.add_dynamic_partitions(self._partitions, [key])
+            if key != newest and self._clock.monotonic() > give_up:
+                return False
+        return True
+
+    def _why_deleted_at_end(self) -> str | None:
+        """The reason that an earlier report of this end gave, which it had no time to give for all."""
+        epochs = self.catalog.records.epochs
+        end = epochs.read_end(epochs.highest())
+        if end is None or not end.discarded:
+            return None
+        return f"{end.status}: {end.reason}, and the cleanup policy deletes"
 
     def _why_gone(self, key: str, retained: Sequence[CheckpointMetadata]) -> str:
         """Why a checkpoint without a reason of its own is not shown any more."""

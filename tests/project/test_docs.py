@@ -733,6 +733,26 @@ def a_look_inside(block: Block, bench: Bench, data: Path) -> None:
     assert [(row.shop, row.hours) for row in defined["shops"]] == [("south", 1)]
 
 
+def an_asset_of_the_state(block: Block, bench: Bench, data: Path) -> None:
+    """Merged with the definitions of the job, it shows the shop whose hour is open."""
+    defined = _run_the_first_example(bench, data)
+    resources = {"checkpoint_storage": defined["storage"], "spark": defined["spark"]}
+    asset = block.run(data, turnover=defined["turnover"])["open_hours"]
+    definitions = dg.Definitions.merge(
+        dagster_ckpt.build_checkpoint_definitions([defined["turnover"]], resources), dg.Definitions([asset])
+    )
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        job = definitions.resolve_implicit_global_asset_job_def()
+        assert job.execute_in_process(instance=instance, asset_selection=[asset.key]).success
+        event = instance.get_latest_materialization_event(asset.key)
+    assert event is not None
+    assert event.asset_materialization is not None
+    shops = event.asset_materialization.metadata["shops"]
+    assert isinstance(shops, dg.TableMetadataValue)
+    assert [record.data for record in shops.records] == [{"shop": "south", "count": 1}]
+
+
 def a_drill_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
     """Beside the definitions of the job; its materialization has the figures of the page's table."""
     defined = _run_the_first_example(bench, data)
@@ -833,7 +853,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     ],
     "docs/how-to/component.md": [("Begin", a_component)],
     _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
-    "docs/how-to/look-inside.md": [("In Python", a_look_inside)],
+    "docs/how-to/look-inside.md": [("In Python", a_look_inside), ("In Dagster", an_asset_of_the_state)],
     "docs/how-to/watch.md": [("Why a running stream says *Never materialized*", an_asset_that_follows)],
     "docs/how-to/report.md": [("In Dagster", a_report_on_a_schedule)],
     "docs/how-to/restore-drill.md": [("A drill on a schedule", a_drill_on_a_schedule)],

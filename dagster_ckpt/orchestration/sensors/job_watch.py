@@ -295,7 +295,7 @@ class JobWatch:
         return False
 
     def _finish(self, claim: Claim, end: End | None, discarded: Sequence[Discarded]) -> None:
-        """Finish the cleanup that the ended job's run has left; once for each end, unless it fails.
+        """Finish the cleanup that the ended job's run has left; once for each end, unless it fails or is too much.
 
         Args:
             claim: of the highest epoch.
@@ -307,12 +307,14 @@ class JobWatch:
         with contextlib.suppress(Fenced):  # a run has begun meanwhile and does the cleanup
             if is_unfinished(self._catalog):
                 claim = finish_end(self._catalog, claim, end, self._clock)
-            self._show_retained(claim, discarded)
+            if not self._show_retained(claim, discarded):
+                return  # the next tick goes on
             self._events.look(goes_on=False)
             self._instance.report_runless_asset_event(self._health())
             self.finished = claim.token
 
-    def _show_retained(self, claim: Claim, discarded: Sequence[Discarded]) -> None:
+    def _show_retained(self, claim: Claim, discarded: Sequence[Discarded]) -> bool:
+        """Whether Dagster has been told of all: one tick can tell of some hundred."""
         report: Callable[[Any], object] = self._instance.report_runless_asset_event
         reporter = CheckpointReporter(
             self._instance,
@@ -329,6 +331,7 @@ class JobWatch:
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         quarantined = self._records.quarantine.names()
         reporter.discarded(discarded, [item for item in completed if item.reference not in quarantined])
+        return reporter.is_told
 
 
 def _run_facts(record: dg.RunRecord) -> RunFacts:

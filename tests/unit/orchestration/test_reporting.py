@@ -190,6 +190,53 @@ def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(repo
     assert not reports.reporter._reasons, "what is never shown must not be remembered for a month"
 
 
+def test_of_several_checkpoints_told_of_at_once_the_newest_has_the_table_of_all(reports: Reports) -> None:
+    """Ten thousand of them would have ten thousand tables."""
+    reports.complete()
+    for _ in range(3):
+        reports.complete(after=1)
+    reports.reporter.flush()
+    tables = {}
+    for record in reports.instance.fetch_materializations(_KEY, limit=100).records:
+        assert record.asset_materialization is not None
+        retained = record.asset_materialization.metadata.get("retained_checkpoints")
+        tables[record.partition_key] = None if retained is None else retained.value
+    first, *between, last = (partition_key(item) for item in reports.store.retained)
+    assert tables == {first: 1, **dict.fromkeys(between), last: 4}
+
+
+class PassingClock(ManualClock):
+    """Four seconds pass from one look to the next."""
+
+    def monotonic(self) -> float:
+        self.now += 4
+        return self.now
+
+
+def test_a_report_of_too_many_is_gone_on_with_in_order(reports: Reports) -> None:
+    """Whoever reports has more to do: a sensor's tick is cut off after a minute."""
+    completed = [reports.job.checkpoint(reports.store, batch) for batch in range(20)]
+    keys = [partition_key(item) for item in completed]
+    reports.clock = PassingClock()
+    reporter = reports.new_reporter()
+    reporter.began(reports.store.retained)
+    told = len(reports.materialized())
+    assert (1 < told < len(keys) / 2, reporter.is_told) == (True, False)
+    for _ in range(len(keys)):
+        reporter.tick()
+    assert reporter.is_told
+    assert reports.materialized() == keys
+    assert list(reports.instance.get_dynamic_partitions(_PARTITIONS)) == keys
+
+    gone = reports.store.subsume(KeepNewest(1))
+    reporter.subsumed(gone, reports.store.retained)
+    assert (1 < len(reports.observed()) < len(gone) / 2, reporter.is_told) == (True, False)
+    for _ in range(len(keys)):
+        reporter.tick()
+    assert (reports.shown(), reporter.is_told) == ({keys[-1]}, True)
+    assert len(set(reports.observed().values())) == 1, "all have the reason that the first had"
+
+
 def test_a_new_instance_is_told_of_every_retained_checkpoint(reports: Reports) -> None:
     completed = [reports.job.checkpoint(reports.store, batch) for batch in range(3)]
     reports.reporter.began(reports.store.retained)

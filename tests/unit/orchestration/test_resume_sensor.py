@@ -391,6 +391,23 @@ def test_what_a_tick_could_not_show_of_an_end_the_next_one_shows(
     assert sensor.shown() == set()
 
 
+def test_what_is_too_much_for_a_tick_is_shown_by_several_with_one_reason(
+    instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    dead = job.die(sensor.add_run(run_id(), Status.CANCELING), checkpoints=3)
+    keys = [names.partition_key(item) for item in job.catalog.completed(_lineage(dead.run_id))[0]]
+    instance.add_dynamic_partitions("orders_checkpoints", keys)
+    monkeypatch.setattr("dagster_ckpt.orchestration.reporting._LONGEST_REPORT", -1.0)
+    for left in (2, 1, 0, 0):
+        assert "it ended CANCELED" in sensor.tick()[1]
+        assert len(sensor.shown()) == left
+    observed = instance.fetch_observations(dg.AssetKey(["orders_checkpoints"]), limit=10).records
+    reasons = {str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation}
+    assert len(observed) == 3
+    assert reasons == {f"CANCELED: run {dead.run_id} was canceled, and the cleanup policy deletes"}
+
+
 def test_what_a_tick_could_not_delete_the_next_one_deletes(
     instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
