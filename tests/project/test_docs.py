@@ -39,8 +39,9 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.datastream import StreamExecutionEnvironment
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
-from dagster_ckpt.orchestration import names, reporting
-from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events import JobEvents, requests
+from dagster_ckpt.orchestration.reporting import metadata, reporter
 from dagster_ckpt.orchestration.savepoints import savepoint_asset
 from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
 from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
@@ -965,7 +966,7 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
 
 def test_the_page_of_metadata_names_every_key() -> None:
     page = (_ROOT / "docs" / "reference" / "metadata.md").read_text(encoding="utf-8")
-    source = inspect.getsource(reporting) + inspect.getsource(savepoint_asset)
+    source = "".join(map(inspect.getsource, (metadata, reporter, requests, savepoint_asset)))
     keys = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(re.findall(r'found\["(\w+)"\]', source))
     assert len(keys) > 20
     assert {key for key in keys if f"`{key}`" not in page} == set()

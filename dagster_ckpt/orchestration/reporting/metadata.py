@@ -1,4 +1,4 @@
-"""What the Dagster UI sees of one checkpoint, and of all that are retained: text, tables, and numbers that it plots."""
+"""What the Dagster UI sees of a checkpoint, of all that are retained, and of a start: text, tables, numbers to plot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, StartTrace
 from dagster_ckpt.config import format_size
 from dagster_ckpt.shown_text import in_one_line, redacted
 
-__all__ = ["checkpoint_metadata", "retained_metadata"]
+__all__ = ["checkpoint_metadata", "retained_metadata", "start_observation"]
 
 #: Partitions in a table of lags.
 _MOST_ROWS = 200
@@ -117,6 +117,17 @@ def _lag_table(lag: Sequence[tuple[str, str, int, int, int]]) -> dg.TableMetadat
     columns = [dg.TableColumn(name, kind) for name, kind in names.items()]
     records = [dg.TableRecord(dict(zip(names, row, strict=True))) for row in lag[:_MOST_ROWS]]
     return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def start_observation(asset_key: dg.AssetKey, trace: StartTrace) -> dg.AssetObservation:
+    """Where the seconds of a start went; the UI plots the numbers from start to start."""
+    steps = {f"start_{name.replace(' ', '_')}_seconds": round(took, 3) for name, took in trace.by_name.items()}
+    what = "committed its first batch" if trace.committed else "ended without a batch"
+    return dg.AssetObservation(
+        asset_key,
+        description=f"The start of epoch {trace.epoch} {what} after {trace.seconds:.1f} s",
+        metadata={"start_seconds": round(trace.seconds, 3), "epoch": trace.epoch, **steps},
+    )
 
 
 def retained_metadata(retained: Sequence[CheckpointMetadata]) -> dict[str, Any]:
