@@ -122,6 +122,7 @@ if TYPE_CHECKING:
         claimed_savepoint,
         discard_within,
         dispose_savepoint,
+        request_next_step,
         take_savepoint,
     )
 else:  # hidden from type checkers, which would take every name for one that is there
@@ -236,6 +237,7 @@ __all__ = [
     "pin_checkpoint",
     "read_newest",
     "reclaimable_bytes",
+    "request_next_step",
     "resolve_checkpoint_pointer",
     "restart_after",
     "run_that_waits",

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dagster_ckpt.checkpoint.control import Heartbeat, HeartbeatFile, unchanged_for
 from dagster_ckpt.checkpoint.format import CONTROL_DIR
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import FileSystem
@@ -103,15 +102,7 @@ class StandbySign:
             return True
         if self.is_removed():
             return False
-        sign = Heartbeat(
-            epoch=epoch,
-            run_id=self._run_id,
-            processes=(ProcessIdentity.current(),),
-            sequence=0 if self._last is None else self._last.sequence + 1,
-            beat_at=self._clock.time(),
-            uptime=now,
-            lease=self._lease,
-        )
+        sign = Heartbeat.following(self._last, epoch, self._run_id, self._lease, self._clock)
         self._standbys.write(sign)
         self._last = sign
         return True

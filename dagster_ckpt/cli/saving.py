@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint import (
     is_broken,
     job_names,
     layout,
+    request_next_step,
     take_savepoint,
 )
 from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_option, storage_path
@@ -178,7 +179,8 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
 
     COMPLETED: it is there. GONE: it was taken, and is not where it was. UNREADABLE: it is there and damaged. PENDING:
     it is asked for. IN_PROGRESS: the job has taken the request up. FAILED: it was not taken. ABANDONED: nobody waits
-    for it any more. A request is forgotten an hour after its answer. Of what was copied of a job that did not run, only
+    for it any more. Below the table: what is to be done about each request. A request is forgotten an hour after its
+    answer. Of what was copied of a job that did not run, only
     what has a name is recorded.
     """
     filesystem = storage_at(path)
@@ -210,6 +212,10 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
         whole="savepoint",
         spare=("job",) * (job is not None) + ("bytes", "batch"),
     )
+    for row in rows:
+        if row["next_step"]:
+            what = " ".join(filter(None, (row["job"], row["kind"], row["name"])))
+            say(f"{what}: {row['state']}. {row['next_step']}")
 
 
 def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
@@ -225,6 +231,7 @@ def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
         "bytes": None,
         "at": None,
         "reason": "",
+        "next_step": "",
     }
     taken = catalog.records.taken_savepoints
     named = {item.reference: item for item in taken.all_named()}
@@ -245,7 +252,7 @@ def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
     now, epoch = SystemClock().time(), catalog.records.epochs.highest()
     for asked in catalog.records.savepoint_requests.unread():
         request, answer = asked.request, asked.answer
-        done = None if answer is None else answer.savepoint
+        state, done = asked.state(now, epoch), None if answer is None else answer.savepoint
         if done is not None and not request.checkpoint:
             continue  # it is on record
         yield {
@@ -254,12 +261,13 @@ def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
             "name": request.name,
             "series": request.series,
             "note": request.note,
-            "state": str(asked.state(now, epoch)),
+            "state": str(state),
             "savepoint": request.target if done is None else done.pointer,
             "batch": None if done is None else done.batch,
             "bytes": None if done is None else done.size,
             "at": iso(request.asked_at if answer is None else answer.answered_at),
             "reason": "" if answer is None else answer.error,
+            "next_step": request_next_step(request, state, "" if answer is None else answer.hint),
             "id": None if done is None else done.checkpoint_id,
         }
 

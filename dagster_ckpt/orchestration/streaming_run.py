@@ -22,15 +22,10 @@ from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending import OwnRun, SparkSubmitResource, Told, attended, own_spark
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
 from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
-from dagster_ckpt.orchestration.reporting import (
-    CheckpointReporter,
-    request_observation,
-    savepoint_observation,
-    start_observation,
-)
+from dagster_ckpt.orchestration.reporting import CheckpointReporter, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run
@@ -205,14 +200,21 @@ def _drive(
         clock,
     )
 
+    requests = RequestEvents(
+        context.instance, partial(_log_event, context), asset.savepoints_key, asset.checkpoints_key, catalog, clock
+    )
+    has_own_driver = isinstance(spark, SparkSubmitResource) or names.attends(context.run.tags) is not None
+
     def on_turn() -> None:
         own_run.look()
         events.tick()
         reporter.tick()
         health.tick()
+        if has_own_driver:
+            requests.tick()
 
     health.hears_all(catalog.filesystem)
-    if isinstance(spark, SparkSubmitResource) or names.attends(context.run.tags):
+    if isinstance(spark, SparkSubmitResource) or has_own_driver:
         told = _told(context, on_turn, own_run, events, health)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
@@ -241,6 +243,8 @@ def _drive(
             _on_event(context, reporter, asset.savepoints_key, event)
         finally:  # one report that fails costs no other
             events.happened(event)
+            if isinstance(event, RequestTold):
+                requests.changed(event.request, event.state, event.reason, event.next_step)
 
     try:
         return spark.supervise(start, on_event, on_turn=on_turn, is_cancellation=own_run.is_canceled)
@@ -350,8 +354,6 @@ def _on_event(
                 reporter.fell_back(event.fell_back)
         case SavepointCompleted(metadata):
             _log_event(context, savepoint_observation(savepoints_key, metadata))
-        case RequestTold(request, state, reason) if not request.checkpoint:
-            _log_event(context, request_observation(savepoints_key, request, state, reason))
         case StartTraced(trace):
             _log_event(context, start_observation(context.asset_key, trace))
         case CheckpointQuarantined(record):

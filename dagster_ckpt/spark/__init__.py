@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.spark.plain import export_checkpoint
     from dagster_ckpt.spark.preflight import check_stored, local_file
     from dagster_ckpt.spark.proof import (
+        Bar,
         Comparison,
         Drilled,
         Freshness,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         drill_restore,
         find_common,
         freshness_of,
+        no_bar,
         read_state,
         read_state_metadata,
         state_operator,
@@ -66,6 +68,7 @@ else:  # hidden from type checkers, which would take every name for one that is 
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
+    "Bar",
     "BatchInFlight",
     "CheckpointCompleted",
     "CheckpointDue",
@@ -119,6 +122,7 @@ __all__ = [
     "live_below_jvm",
     "local_file",
     "make_class_archive",
+    "no_bar",
     "plan_nodes",
     "planned_files",
     "planned_offsets",

@@ -144,11 +144,12 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestTold:
-    """A request for a savepoint or a checkpoint was taken up, or has failed for this reason."""
+    """A request for a savepoint or a checkpoint has changed its state, for this reason."""
 
     request: SavepointRequest
     state: RequestState
     reason: str
+    next_step: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,12 +298,19 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
             for item in discarded:
                 if item.metadata.location is not None:
                     yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
-        case RequestTold(request, state, reason):
+        case RequestTold(request, state, reason, _):
             what = f"{request.kind}{f' {request.name}' if request.name else ''}"
-            if state is RequestState.FAILED:
-                yield logging.WARNING, f"The {what} that was asked for was not taken: {reason}"
-            else:
-                yield logging.INFO, f"A {what} is asked for"
+            match state:
+                case RequestState.PENDING:
+                    yield logging.INFO, f"A {what} is asked for, and waits: {reason}"
+                case RequestState.IN_PROGRESS:
+                    yield logging.INFO, f"A {what} is asked for"
+                case RequestState.COMPLETED:
+                    yield logging.INFO, f"The {what} that was asked for is taken: {reason}"
+                case RequestState.FAILED:
+                    yield logging.WARNING, f"The {what} that was asked for was not taken: {reason}"
+                case RequestState.ABANDONED:
+                    yield logging.INFO, f"Nobody waits any more for the {what} that was asked for: {reason}"
         case SavepointCompleted(metadata):
             name = f" {metadata.given_name}" if metadata.given_name else ""
             yield logging.INFO, f"Savepoint{name} of batch {metadata.batch} completed: {metadata.reference}"

@@ -37,7 +37,7 @@ from dagster_ckpt.orchestration import (
     run_drill,
     streaming_job,
 )
-from dagster_ckpt.spark import Drilled, Event, RunResult, StreamingRun, describe
+from dagster_ckpt.spark import Bar, Drilled, Event, RunResult, StreamingRun, describe, no_bar
 from dagster_ckpt.standalone.arguments import asset_of, own_fields, resources_of, run_fields
 from dagster_ckpt.standalone.resumption import Launch, Resumption
 from dagster_ckpt.standalone.signals import told_to_end
@@ -235,10 +235,12 @@ class Drive:
 
             return spark.supervise(start, self._tell, on_turn=asked.look, is_cancellation=lambda: False)
 
-    def drill(self, *, scratch_directory: str | Path | None, timeout: timedelta) -> Drilled:
+    def drill(self, *, scratch_directory: str | Path | None, timeout: timedelta, bar: Bar = no_bar) -> Drilled:
         """Restore the job's newest checkpoint aside; see :func:`~dagster_ckpt.restore_drill`."""
         with dg.build_asset_context(resources=dict(self.resources)) as context:
-            return run_drill(self.asset, context, self.op_config, scratch_directory=scratch_directory, timeout=timeout)
+            return run_drill(
+                self.asset, context, self.op_config, scratch_directory=scratch_directory, timeout=timeout, bar=bar
+            )
 
     def _tell(self, event: Event) -> None:
         for level, text in describe(event):

@@ -10,8 +10,10 @@ import contextlib
 import inspect
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -39,8 +41,9 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.datastream import StreamExecutionEnvironment
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
-from dagster_ckpt.orchestration import names, reporting
-from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events import JobEvents, requests
+from dagster_ckpt.orchestration.reporting import metadata, reporter
 from dagster_ckpt.orchestration.savepoints import savepoint_asset
 from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
 from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
@@ -49,6 +52,7 @@ from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
+from dagster_ckpt.testing.maven import classpath
 from tests.helpers.local_spark import JVM_OPTIONS, delta_conf, iceberg_conf
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
@@ -542,6 +546,39 @@ def on_kubernetes(block: Block, bench: Bench, data: Path) -> None:
     assert defined["storage"].live_location is dagster_ckpt.LiveLocationPlace.STORAGE
 
 
+def lineage(block: Block, bench: Bench, data: Path) -> None:
+    """In a process of its own, whose Spark starts with the listener; the listener's jar is fetched once, by Ivy."""
+    del bench
+    land_orders(data)
+    jar = classpath(data, "io.openlineage", "openlineage-spark_2.13", "1.53.0")
+    package = '"spark.jars.packages": "io.openlineage:openlineage-spark_2.13:1.53.0"'
+    assert block.code.count(package) == 1
+    code = ending(block).code.replace(package, f'"spark.jars": "{jar}"').replace("/data/", f"{data}/")
+    (data / "shop.py").write_text(code)
+    (home := data / "dagster_home").mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "dagster", "job", "execute", "-f", str(data / "shop.py"), "-j", "turnover_job"],
+        env={**os.environ, "DAGSTER_HOME": str(home)},
+        cwd=data,
+        check=True,
+    )
+    assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        (run,) = instance.get_runs()
+    events = [json.loads(line) for line in (data / "lineage.jsonl").read_text().splitlines()]
+    query = [event for event in events if event["job"]["name"].startswith("turnover.")]
+    assert {event["eventType"] for event in query} == {"START", "RUNNING", "COMPLETE"}
+    for event in events:
+        parent = event["run"]["facets"]["parent"]
+        assert event["job"]["namespace"] == "shop"
+        assert parent["root"]["run"]["runId"] == run.run_id
+        assert parent["job"]["name"] == ("turnover" if event in query else "turnover_job")
+    for event in query:
+        assert event["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+        assert [item["name"] for item in event["inputs"]] == [str(data / "orders" / "1.json")]
+        assert event["outputs"] == [], "as the page says"
+
+
 def without_dagster(block: Block, bench: Bench, data: Path) -> None:
     """The job of the first block, run by the second block."""
     land_orders(data)
@@ -829,6 +866,7 @@ Runner: TypeAlias = "Callable[[Block, Bench, Path], None]"
 
 _KAFKA = "docs/how-to/kafka.md"
 _ELSEWHERE = "docs/how-to/start-a-source-elsewhere.md"
+_LINEAGE = "docs/how-to/openlineage.md"
 _DELTA, _ICEBERG = "docs/how-to/sink-delta.md", "docs/how-to/sink-iceberg.md"
 #: Run only where the table format is for the running release of Spark: by `make test-spark`.
 _WITH_A_FORMAT = {_DELTA: delta_conf, _ICEBERG: iceberg_conf}
@@ -836,6 +874,7 @@ _MARKS = {
     **{page: (pytest.mark.slow,) for page in _PAGES if "/sink-" in page},
     _KAFKA: (pytest.mark.integration,),
     _ELSEWHERE: (pytest.mark.integration,),
+    _LINEAGE: (pytest.mark.exhaustive,),
     **dict.fromkeys(_WITH_A_FORMAT, (pytest.mark.releases,)),
 }
 #: By page: the heading above each block, in order, and what runs the block.
@@ -888,6 +927,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("On YARN", a_driver_on_yarn),
     ],
     "docs/how-to/kubernetes.md": [("Run on Kubernetes", on_kubernetes)],
+    _LINEAGE: [("Send lineage to OpenLineage", lineage)],
     "docs/how-to/upgrade.md": [("When the code changes", an_upgrade)],
     "docs/how-to/without-dagster.md": [
         ("Run without Dagster", without_dagster),
@@ -985,7 +1025,7 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
 
 def test_the_page_of_metadata_names_every_key() -> None:
     page = (_ROOT / "docs" / "reference" / "metadata.md").read_text(encoding="utf-8")
-    source = inspect.getsource(reporting) + inspect.getsource(savepoint_asset)
+    source = "".join(map(inspect.getsource, (metadata, reporter, requests, savepoint_asset)))
     keys = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(re.findall(r'found\["(\w+)"\]', source))
     assert len(keys) > 20
     assert {key for key in keys if f"`{key}`" not in page} == set()

@@ -119,6 +119,19 @@ class Heartbeat:
     due_since: Seconds | None = None
     lease: Lease = UNSAID
 
+    @classmethod
+    def following(cls, last: Heartbeat | None, epoch: int, run_id: str, lease: Lease, clock: Clock) -> Heartbeat:
+        """The sign of life of this process that follows ``last``, ``None`` for its first one."""
+        return cls(
+            epoch=epoch,
+            run_id=run_id,
+            processes=(ProcessIdentity.current(),),
+            sequence=0 if last is None else last.sequence + 1,
+            beat_at=clock.time(),
+            uptime=clock.monotonic(),
+            lease=lease,
+        )
+
     @property
     def version(self) -> int:
         """Of the record."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -263,38 +263,33 @@ class SavepointRequests:
         """
         return (self._filesystem.read_if_there(self._bell) or b"") if self._filesystem.is_distant else None
 
-    def open(self, now: float | None = None) -> Sequence[SavepointRequest]:
-        """The requests without an answer, the oldest first.
+    def open(self) -> Sequence[SavepointRequest]:
+        """The requests without an answer, the oldest first; unreadable ones are left out."""
+        return [asked.request for asked in self.unread() if asked.answer is None]
+
+    def unread(self, known: Container[str] = (), *, answer_at: float | None = None) -> Sequence[Asked]:
+        """The requests whose answer nobody has read yet, the oldest first; unreadable records are left out.
 
         Args:
-            now: seconds since 1970, given by the driver only: it answers an unreadable request with an error. Other
-                callers skip an unreadable request.
+            known: tokens of answered requests that the caller knows, and that are left out.
+            answer_at: seconds since 1970, given by the driver only: it answers an unreadable request with an error, and
+                does not read who has begun with a request.
         """
-        names = self._names()
         found = []
-        for token, kinds in names.items():
-            if "request" not in kinds or "answer" in kinds:
+        for token, kinds in self._names().items():
+            if "request" not in kinds or ("answer" in kinds and token in known):
                 continue
             try:
                 request = read_record(self._filesystem, self._path(token), SavepointRequest, token=token)
+                answer = self.answer_to(token) if "answer" in kinds else None
             except CorruptRecord as error:
-                _log.warning("A request for a savepoint cannot be carried out: %s", error.message)
-                if now is not None:
-                    self._settle(token, Answer(now, error=error.message, hint="Ask again."))
+                if answer_at is not None and "answer" not in kinds:
+                    _log.warning("A request for a savepoint cannot be carried out: %s", error.message)
+                    self._settle(token, Answer(answer_at, error=error.message, hint="Ask again."))
                 continue
             if request is not None:
-                found.append(request)
-        return sorted(found, key=lambda request: (request.asked_at, request.token))
-
-    def unread(self) -> Sequence[Asked]:
-        """The requests whose answer nobody has read yet, the oldest first; unreadable records are left out."""
-        found = []
-        for token, kinds in self._names().items():
-            with contextlib.suppress(CorruptRecord):
-                request = read_record(self._filesystem, self._path(token), SavepointRequest, token=token)
-                answer = self.answer_to(token) if "answer" in kinds else None
-                if request is not None:
-                    found.append(Asked(request, answer, self.begun_by(token) if "begun" in kinds else 0))
+                begun = self.begun_by(token) if "begun" in kinds and answer_at is None else 0
+                found.append(Asked(request, answer, begun))
         return sorted(found, key=lambda asked: (asked.request.asked_at, asked.request.token))
 
     def begin(self, epoch: int, request: SavepointRequest, now: float) -> None:

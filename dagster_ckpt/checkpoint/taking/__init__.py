@@ -9,6 +9,7 @@ from dagster_ckpt.checkpoint.taking.requests import (
     CheckpointsAtOnce,
     SavepointServer,
     ask_checkpoint,
+    request_next_step,
     take_savepoint,
 )
 from dagster_ckpt.checkpoint.taking.retained import Discarded
@@ -41,5 +42,6 @@ __all__ = [
     "dispose_claimed",
     "dispose_savepoint",
     "give_up_claimed",
+    "request_next_step",
     "take_savepoint",
 ]

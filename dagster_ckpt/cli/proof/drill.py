@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dagster_ckpt.cli.places import DURATION, JSON, job_arguments, job_options
-from dagster_ckpt.cli.printing import say, say_json
+from dagster_ckpt.cli.printing import progress, say, say_json
 from dagster_ckpt.errors import CheckpointError
 
 __all__ = ["drill"]
@@ -45,7 +45,7 @@ def drill(
     sys.path.insert(0, str(Path.cwd()))  # as `run` does
     try:
         drive = Order(target, arguments, resources).drive(uuid.uuid4().hex, ())
-        done = drive.drill(scratch_directory=scratch_directory, timeout=timeout)
+        done = drive.drill(scratch_directory=scratch_directory, timeout=timeout, bar=progress)
     except CheckpointError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code, whose sys.exit() is no success of the drill

@@ -10,7 +10,7 @@ import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
 from dagster_ckpt.cli.places import JSON, OpenedStorage, find_checkpoint, pairs, storage_at, storage_path
-from dagster_ckpt.cli.printing import for_people, say, say_json, say_table
+from dagster_ckpt.cli.printing import for_people, progress, say, say_json, say_table
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.shown_text import counted, first_line
@@ -98,6 +98,7 @@ def _rows(
         operator=operator,
         store=store,
         options=options,
+        bar=progress,
     ) as found:
         try:
             chosen = found if where is None else found.where(where)

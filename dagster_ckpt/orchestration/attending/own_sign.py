@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint import Heartbeat, JobRecords, Lease, ProcessIdentity
+from dataclasses import replace
+
+from dagster_ckpt.checkpoint import Heartbeat, JobRecords, Lease
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 
@@ -70,16 +72,7 @@ class OwnSign:
             return
 
     def _write(self, epoch: int, lease: Lease, *, stopped: bool = False, interrupted: bool = False) -> None:
-        sign = Heartbeat(
-            epoch=epoch,
-            run_id=self._run_id,
-            processes=(ProcessIdentity.current(),),
-            sequence=0 if self._last is None else self._last.sequence + 1,
-            beat_at=self._clock.time(),
-            stopped=stopped,
-            uptime=self._clock.monotonic(),
-            interrupted=interrupted,
-            lease=lease,
-        )
+        sign = Heartbeat.following(self._last, epoch, self._run_id, lease, self._clock)
+        sign = replace(sign, stopped=stopped, interrupted=interrupted)
         self._records.attendant.write(sign)
         self._last = sign

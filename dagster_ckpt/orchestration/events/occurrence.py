@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_ckpt.checkpoint import symptom
 from dagster_ckpt.shown_text import in_one_line, redacted
 
-__all__ = ["CALM", "EVENT", "EVENT_ID", "Happened", "Occurrence", "is_due", "to_tell"]
+__all__ = ["CALM", "EVENT", "EVENT_ID", "Happened", "Occurrence", "is_due", "to_tell", "told_ids"]
 
 #: The tag and the metadata key of an observation that tells of an event, and the key of the event's own name.
 EVENT = "dagster_ckpt/event"
@@ -20,6 +20,8 @@ EVENT_ID = "event_id"
 CALM = 3600.0
 #: When the 100th time is past and no earlier telling is known, every 100th is told: nobody reads back further.
 _MANY = 100
+#: Observations of an asset that are looked at for what was told. A start adds two or three.
+_LOOK_BACK = 400
 
 
 class Happened(StrEnum):
@@ -109,3 +111,13 @@ def is_due(times: int, told: int) -> bool:
     if told:
         return times >= 2 * told
     return times <= _MANY or times % _MANY == 0
+
+
+def told_ids(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> set[str]:
+    """The ids of the events that Dagster has as observations of an asset."""
+    found = set()
+    for record in instance.fetch_observations(asset_key, limit=_LOOK_BACK).records:
+        observation = record.asset_observation
+        if observation is not None and (name := observation.metadata.get(EVENT_ID)) is not None:
+            found.add(str(name.value))
+    return found

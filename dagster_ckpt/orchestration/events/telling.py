@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog, symptom
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, Fenced
-from dagster_ckpt.orchestration.events.occurrence import CALM, EVENT_ID, Happened, Occurrence, is_due, to_tell
+from dagster_ckpt.orchestration.events.occurrence import CALM, Happened, Occurrence, is_due, to_tell, told_ids
 from dagster_ckpt.orchestration.events.recorded import next_step, recorded
 from dagster_ckpt.spark import CheckpointFailed, CheckpointReplaced, EpochClaimed, Event, Restarting, Started
 
@@ -20,8 +20,6 @@ __all__ = ["JobEvents"]
 
 _log = logging.getLogger(__name__)
 
-#: Observations of the asset that are looked at for what was told. A start adds two or three.
-_LOOK_BACK = 400
 #: Most reasons of failed checkpoints that are remembered.
 _REASONS = 100
 #: Seconds after which a run tells again what could not be told.
@@ -114,7 +112,7 @@ class JobEvents:
             way_on: the next step after the latest failure, where its error has one.
         """
         with self._or_later():
-            told = self._told()
+            told = told_ids(self._instance, self._asset_key)
             self._tell(list(to_tell(recorded(self._catalog, told, goes_on=goes_on, way_on=way_on), told)))
 
     def _checkpoint_failed(self, number: int, reason: str, in_a_row: int) -> None:
@@ -144,19 +142,10 @@ class JobEvents:
 
     def _tell(self, occurrences: Iterable[Occurrence]) -> None:
         """Tell what Dagster does not have: somebody else may have told it since the last look."""
-        told = self._told() if occurrences else set()
+        told = told_ids(self._instance, self._asset_key) if occurrences else set()
         for occurrence in occurrences:
             if occurrence.id not in told:
                 self._log_event(occurrence.observation(self._asset_key))
-
-    def _told(self) -> set[str]:
-        """The ids of the occurrences that Dagster has."""
-        found = set()
-        for record in self._instance.fetch_observations(self._asset_key, limit=_LOOK_BACK).records:
-            observation = record.asset_observation
-            if observation is not None and (name := observation.metadata.get(EVENT_ID)) is not None:
-                found.add(str(name.value))
-        return found
 
     @contextlib.contextmanager
     def _or_later(self) -> Iterator[None]:

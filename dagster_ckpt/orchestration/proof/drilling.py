@@ -15,7 +15,7 @@ from dagster_ckpt.orchestration.attending import own_spark
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.streaming_run import streaming_job
-from dagster_ckpt.spark import Drilled, drill_restore
+from dagster_ckpt.spark import Bar, Drilled, drill_restore, no_bar
 
 __all__ = ["run_drill"]
 
@@ -28,6 +28,7 @@ def run_drill(
     spark: SparkSessionResource | None = None,
     scratch_directory: str | Path | None,
     timeout: timedelta,
+    bar: Bar = no_bar,
 ) -> Drilled:
     """Restore the newest checkpoint of an asset's job aside, and compute one batch.
 
@@ -38,6 +39,7 @@ def run_drill(
         spark: starts Spark; ``None`` for the asset's own resource.
         scratch_directory: as of :func:`~dagster_ckpt.read_state`.
         timeout: how long the batch may take.
+        bar: shows how far the copy is.
 
     Raises:
         CheckpointError: as of :func:`~dagster_ckpt.spark.proof.drill.drill_restore`.
@@ -49,4 +51,4 @@ def run_drill(
         streaming_job(asset, asset.settings.of_run({}), context, given, catalog.filesystem),
         session=lambda: starts.session(f"{asset.name}_drill", required),
     )
-    return drill_restore(job, catalog, SystemClock(), scratch_directory=scratch_directory, timeout=timeout)
+    return drill_restore(job, catalog, SystemClock(), scratch_directory=scratch_directory, timeout=timeout, bar=bar)

@@ -70,8 +70,9 @@ def savepoints_asset(
         kinds={"spark"},
         description=f"Materialize it to take a savepoint of {output.to_user_string()}: a checkpoint that stands alone, "
         "can be moved, and is never deleted by retention or cleanup. Its observations tell of each savepoint that is "
-        "asked for, from Dagster or a terminal: in progress, completed or failed. As long as no run has ended in "
-        "success, Dagster asks whether you are sure, because the output counts as never materialized: confirm.",
+        "asked for, from Dagster or a terminal: pending, in progress, completed, failed or abandoned. As long as no "
+        "run has ended in success, Dagster asks whether you are sure, because the output counts as never materialized: "
+        "confirm.",
         metadata={"deleted_when": deleted_when},
         required_resource_keys={storage_key},
         config_schema=SavepointConfig.to_fields_dict(),

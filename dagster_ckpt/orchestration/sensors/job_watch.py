@@ -28,7 +28,7 @@ from dagster_ckpt.config import LATEST, CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.events import JobEvents, RequestEvents
 from dagster_ckpt.orchestration.health import evaluation, goes_past_damage, refused, reported
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.rollback import Launchpad
@@ -95,9 +95,18 @@ class JobWatch:
         self._records = catalog.records
         report: Callable[[Any], object] = instance.report_runless_asset_event
         self._events = JobEvents(instance, report, asset.key, catalog, clock)
+        self._requests = RequestEvents(instance, report, asset.savepoints_key, asset.checkpoints_key, catalog, clock)
+        self._is_dead = False
 
     def step(self) -> dg.RunRequest | str:
         """Act on the facts; return the run to request, or the reason for none."""
+        outcome = self._step()
+        if self._is_dead:
+            resumed = "the run that goes on with the job is launched now"
+            self._requests.look(f"no run is alive: {outcome if isinstance(outcome, str) else resumed}")
+        return outcome
+
+    def _step(self) -> dg.RunRequest | str:
         discarded: Sequence[Discarded] = ()
         for _ in range(_STEPS):
             facts = self._facts()
@@ -151,6 +160,7 @@ class JobWatch:
         claim = self._records.epochs.read_claim(epoch) if epoch else None
         end = self._records.epochs.read_end(epoch) if epoch else None
         dead, died_at = (None, now) if claim is None else self._records.heartbeat.judged(claim, end, self._clock)
+        self._is_dead = dead is not None
         records = self._instance.get_run_records(
             dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
         )

@@ -3,9 +3,11 @@
 from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows, find_common
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.freshness import Freshness, freshness_of
+from dagster_ckpt.spark.proof.scratch_copy import Bar, no_bar
 from dagster_ckpt.spark.proof.state_reader import read_state, read_state_metadata, state_operator
 
 __all__ = [
+    "Bar",
     "Comparison",
     "Drilled",
     "Freshness",
@@ -13,6 +15,7 @@ __all__ = [
     "drill_restore",
     "find_common",
     "freshness_of",
+    "no_bar",
     "read_state",
     "read_state_metadata",
     "state_operator",

@@ -29,7 +29,7 @@ from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import AFTER_IT, check_unpacked, kafka_findings, rows_of, version_finding
-from dagster_ckpt.spark.proof.scratch_copy import copied, nothing_to_copy, scratch_place
+from dagster_ckpt.spark.proof.scratch_copy import Bar, copied, no_bar, nothing_to_copy, scratch_place
 from dagster_ckpt.spark.query import (
     await_tasks,
     check_state_backend,
@@ -105,6 +105,7 @@ def drill_restore(
     *,
     scratch_directory: str | Path | None = None,
     timeout: timedelta = timedelta(minutes=30),
+    bar: Bar = no_bar,
 ) -> Drilled:
     """Restore the newest checkpoint of a job aside, and compute one batch of its query. The job may be running.
 
@@ -114,6 +115,7 @@ def drill_restore(
         clock: wall and monotonic time.
         scratch_directory: where the copy lies, as of :func:`read_state`.
         timeout: how long the batch may take.
+        bar: shows how far the copy is.
 
     Raises:
         CheckpointNotFound: the job has no checkpoint.
@@ -137,7 +139,7 @@ def drill_restore(
             raise error
 
     prefer = job.config.prefer_checkpoint_for_recovery
-    with copied(catalog, LATEST, place, check=check, prefer_checkpoint=prefer) as (restored, directory):
+    with copied(catalog, LATEST, place, check=check, prefer_checkpoint=prefer, bar=bar) as (restored, directory):
         # Which batches a sink gets twice depends on the running job; preflight checks that after the job is over.
         findings = [item for item in check_unpacked(catalog, restored, directory, LATEST) if item.check != AFTER_IT]
         _pass(job, restored, findings)

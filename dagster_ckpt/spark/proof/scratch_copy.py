@@ -7,11 +7,11 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
-from dagster_ckpt.filesystem import remove_entries
+from dagster_ckpt.filesystem import remove_entries, unheard
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.spark.live import LOCATION
@@ -33,9 +33,17 @@ from dagster_ckpt.spark.live import LOCATION
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["copied", "nothing_to_copy", "scratch_place"]
+__all__ = ["Bar", "copied", "no_bar", "nothing_to_copy", "scratch_place"]
 
 _PREFIX = "dagster-ckpt-scratch"
+
+Bar: TypeAlias = "Callable[[str, int], AbstractContextManager[Callable[[int], object]]]"
+"""Shows how far a copy is: opened with what is under way and all its bytes, and told the bytes of each part."""
+
+
+def no_bar(_what: str, _size: int) -> AbstractContextManager[Callable[[int], object]]:
+    """Shows nothing."""
+    return nullcontext(unheard)
 
 
 def scratch_place(spark: SparkSession, named: str | Path | None) -> Path:
@@ -63,6 +71,7 @@ def copied(
     check: Callable[[CheckpointMetadata], object],
     wanted: Callable[[FileEntry], bool] = lambda _: True,
     prefer_checkpoint: bool = True,
+    bar: Bar = no_bar,
 ) -> Iterator[tuple[CheckpointMetadata, Path]]:
     """Copy a checkpoint into a new directory, verified on the way; the directory is removed at the end.
 
@@ -75,6 +84,7 @@ def copied(
         check: raises if the checkpoint cannot be used; called before anything is copied.
         wanted: which files are copied.
         prefer_checkpoint: as of :func:`~dagster_ckpt.checkpoint.find_newest`.
+        bar: shows how far the copy is.
 
     Returns:
         the checkpoint, and the directory; the checkpointLocation is the directory ``checkpoint`` in it.
@@ -92,7 +102,9 @@ def copied(
         def make(metadata: CheckpointMetadata) -> None:
             check(metadata)
             shutil.rmtree(copy, ignore_errors=True)
-            materialize_checkpoint(catalog, replace(metadata, files=tuple(filter(wanted, metadata.files))), copy)
+            part = replace(metadata, files=tuple(filter(wanted, metadata.files)))
+            with bar(f"Copying {metadata.name}", part.size) as told:
+                materialize_checkpoint(catalog, part, copy, told)
 
         metadata = _made(catalog, checkpoint, make, prefer_checkpoint=prefer_checkpoint)
         (copy / LOCATION / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")

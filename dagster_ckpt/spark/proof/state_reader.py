@@ -15,7 +15,7 @@ from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import version_finding
-from dagster_ckpt.spark.proof.scratch_copy import copied, scratch_place
+from dagster_ckpt.spark.proof.scratch_copy import Bar, copied, no_bar, scratch_place
 from dagster_ckpt.spark.query import streaming_session
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def read_state(
     store: str | None = None,
     options: Mapping[str, str] | None = None,
     scratch_directory: str | Path | None = None,
+    bar: Bar = no_bar,
 ) -> Iterator[DataFrame]:
     """Read the state of one operator as a DataFrame.
 
@@ -69,6 +70,8 @@ def read_state(
             ``{"readRegisteredTimers": "true"}``.
         scratch_directory: where to put the copy: a directory that driver and executors share. By default the temporary
             directory of this machine, for a local Spark.
+        bar: shows how far the copy is: called with a text and all bytes, it returns a context manager for what is told
+            the bytes of each file. By default nothing is shown.
 
     Returns:
         a context manager for the DataFrame: ``key`` and ``value`` (structs), and ``partition_id``; with other columns
@@ -90,7 +93,7 @@ def read_state(
         state = _STATE.match(file.path)
         return not file.path.startswith(_SINK) and (state is None or state[1] == str(operator))
 
-    with _read(spark, storage, job, checkpoint, "statestore", chosen, scratch_directory, check, wanted) as state:
+    with _read(spark, storage, job, checkpoint, "statestore", chosen, scratch_directory, check, wanted, bar) as state:
         yield state
 
 
@@ -133,6 +136,7 @@ def _read(
     scratch_directory: str | Path | None,
     check: Callable[[CheckpointMetadata], object],
     wanted: Callable[[FileEntry], bool],
+    bar: Bar = no_bar,
 ) -> Iterator[DataFrame]:
     def usable(metadata: CheckpointMetadata) -> None:
         check(metadata)
@@ -140,7 +144,7 @@ def _read(
             raise error
 
     place = scratch_place(spark, scratch_directory)
-    with copied(storage.catalog(job), checkpoint, place, check=usable, wanted=wanted) as (metadata, copy):
+    with copied(storage.catalog(job), checkpoint, place, check=usable, wanted=wanted, bar=bar) as (metadata, copy):
         # Spark's reader finds the format of the state in the settings of its session.
         session = streaming_session(spark, metadata.facts)
         try:

@@ -314,7 +314,7 @@ class RunningQuery:
             completed=completed,
             checkpoints=at_once,
             lease=Lease.of(self._job.config),
-            told=lambda request, state, reason: self._emit(RequestTold(request, state, reason)),
+            told=lambda *told: self._emit(RequestTold(*told)),
         )
 
     def _in_jvm(self, call: Callable[[], Any]) -> Any:

@@ -53,7 +53,7 @@ class Served:
             completed=self.completed.append,
             checkpoints=self.at_once,
             lease=self.lease,
-            told=lambda request, state, reason: self.told.append((request.token, state, reason)),
+            told=lambda request, state, reason, _: self.told.append((request.token, state, reason)),
         )
 
     def ask(self, number: int = 1, *, target: str | None = None, stop: bool = False, wait: float = 3600) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from dagster_ckpt.cli import main
 from tests.jobs.harness import Bench, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dagster_ckpt import CheckpointedStreamingAsset
 
@@ -117,7 +118,22 @@ def _run(*arguments: str, status: int = 0) -> str:
     return done.output
 
 
-def test_the_state_in_a_terminal(ticked: Bench) -> None:
+def _bars(monkeypatch: pytest.MonkeyPatch, command: str) -> list[tuple[str, int, int]]:
+    """What each bar of a command is of, all bytes, and the bytes it was told; how a bar looks is tested elsewhere."""
+    bars: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def progress(what: str, size: int) -> Iterator[Callable[[int], None]]:
+        told: list[int] = []
+        yield told.append
+        bars.append((what, size, sum(told)))
+
+    monkeypatch.setattr(f"dagster_ckpt.cli.proof.{command}.progress", progress)
+    return bars
+
+
+def test_the_state_in_a_terminal(ticked: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = _bars(monkeypatch, "state")
     path = ("--path", str(ticked.storage))
     (operator,) = json.loads(_run("state", "tiny", "--json", *path))
     assert (operator["operator"], operator["name"], operator["partitions"]) == ("0", "dedupe", 2)
@@ -126,7 +142,12 @@ def test_the_state_in_a_terminal(ticked: Bench) -> None:
     rows: list[dict[str, Any]] = json.loads(_run(*asked, "--json"))
     assert sorted(row["key"]["id"] for row in rows) == [30, 31, 32]
     assert len(json.loads(_run(*asked, "--json", "--limit", "2"))) == 2
+    bars.clear()
     assert "3 rows of operator 0." in _run(*asked)
+    ((what, size, copied),) = bars
+    newest = ticked.checkpoints()[-1]
+    assert what == f"Copying {newest.name}"
+    assert 0 < copied == size <= newest.size
     assert (
         json.loads(_run("state", "tiny", "chk-1", "--operator", "0", "--where", "key.id > 99", "--json", *path)) == []
     )
@@ -141,6 +162,7 @@ def test_a_drill_in_a_terminal(ticked: Bench, monkeypatch: pytest.MonkeyPatch) -
     module.tiny = _asset(ticked, [])  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    bars = _bars(monkeypatch, "drill")
     ticked.land(1)
     before = tree(ticked.root)
     target = ("drill", f"{module.__name__}:tiny", "--path", str(ticked.storage))
@@ -148,4 +170,6 @@ def test_a_drill_in_a_terminal(ticked: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert (told["job"], told["batch"], told["input_rows"]) == ("tiny", 6, 8)
     assert told["recovery_seconds"] >= told["batch_seconds"] > 0
     assert "can be restored from" in _run(*target)
+    newest = ticked.checkpoints()[-1]
+    assert bars == [(f"Copying {newest.name}", newest.size, newest.size)] * 2
     assert tree(ticked.root) == before

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.errors import CheckpointNotFound, StorageError
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata, retained_metadata
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
@@ -247,16 +252,115 @@ def test_a_new_instance_is_told_of_every_retained_checkpoint(reports: Reports) -
     assert reports.materialized() == keys, "a restart on the same instance repeats nothing"
 
 
-def test_partitions_of_a_lineage_that_was_left_go_at_the_next_start(reports: Reports) -> None:
+def test_partitions_of_a_lineage_that_was_left_stay_as_long_as_its_checkpoints(reports: Reports) -> None:
+    old, deleted = reports.complete(), reports.complete(after=_INTERVAL)
+    other = reports.job.choose(reports.job.claim(run_id()))
+    new = reports.job.checkpoint(other, 1)
+    reporter = reports.new_reporter()
+    reporter.began(other.retained)
+    assert reports.shown() == {partition_key(item) for item in (old, deleted, new)}
+    assert not reports.observed()
+    assert reports.materialized()[-1] == partition_key(new), "the asset's latest event is its newest checkpoint"
+
+    (reports.job.root / "orders" / deleted.reference / "_metadata").unlink()
+    reports.clock.now += _INTERVAL
+    reporter.completed(other.retained)
+    assert reports.shown() == {partition_key(old), partition_key(new)}
+    assert list(reports.observed()) == [partition_key(deleted)]
+    assert "no longer in the storage" in reports.observed()[partition_key(deleted)]
+
+
+def test_partitions_of_a_lineage_that_was_left_stay_while_the_storage_does_not_answer(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = reports.complete()
     other = reports.job.choose(reports.job.claim(run_id()))
     new = reports.job.checkpoint(other, 1)
-    reports.new_reporter().began(other.retained)
+    reporter = reports.new_reporter()
+    with monkeypatch.context() as away:
+        away.setattr(CheckpointCatalog, "job_ids", _storage_fails)
+        reporter.began(other.retained)
+        assert reports.shown() == {partition_key(old), partition_key(new)}
+    (reports.job.root / "orders" / old.reference / "_metadata").unlink()
+    reports.clock.now += _INTERVAL
+    reporter.completed(other.retained)
     assert reports.shown() == {partition_key(new)}
-    (reason,) = reports.observed().values()
-    assert list(reports.observed()) == [partition_key(old)]
-    assert "goes on in another lineage" in reason
-    assert "dagster-ckpt list" in reason, "it is still there, and how to find it is told"
+
+
+def _storage_fails(*_: Any) -> None:
+    raise StorageError("The storage is away.")
+
+
+class Wandering(Reports):
+    """A job that goes from lineage to lineage."""
+
+    def restorable(self) -> list[CheckpointMetadata]:
+        """What a launch can name, one by one."""
+        catalog, found = self.job.catalog, []
+        quarantined = catalog.records.quarantine.names()
+        for job_id in catalog.job_ids():
+            for number in catalog.numbers(job_id):
+                with contextlib.suppress(CheckpointNotFound):
+                    found.append(catalog.load(job_id, number, named=True))
+        return [item for item in found if item.reference not in quarantined]
+
+    def start(self, restored: CheckpointMetadata | None) -> None:
+        """From nothing or a savepoint, which begins a lineage, or from a checkpoint of any lineage."""
+        self.store = self.job.choose(self.job.claim(run_id()), restored)
+        self.reporter = self.new_reporter()
+        self.reporter.began(self.store.retained)
+
+    def delete_by_hand(self, metadata: CheckpointMetadata, *, whole: bool) -> None:
+        directory = self.job.root / "orders" / metadata.reference
+        if whole:
+            shutil.rmtree(directory)
+        else:
+            (directory / "_metadata").unlink()
+
+    def quarantine(self, metadata: CheckpointMetadata) -> None:
+        record = Quarantined(metadata.reference, "A file is gone.", 2, "run", "host", "then")
+        self.job.catalog.records.quarantine.add(record)
+
+    def step(self, choose: random.Random) -> None:
+        there = self.restorable()
+        left = [item for item in there if item.job_id != self.store.job_id]
+        match choose.choice(["complete"] * 5 + ["leave", "back", "back", "delete", "quarantine", "end"]):
+            case "complete":
+                self.complete(after=_INTERVAL, keep=choose.randint(1, 4))
+            case "leave":
+                self.start(None)
+            case "back" if there:
+                self.start(choose.choice(there))
+            case "delete" if left:
+                self.delete_by_hand(choose.choice(left), whole=choose.random() < 0.5)
+                self.clock.now += _INTERVAL
+                self.reporter.completed(self.store.retained)
+            case "quarantine" if left:
+                self.quarantine(choose.choice(left))
+                self.clock.now += _INTERVAL
+                self.reporter.completed(self.store.retained)
+            case "end":
+                discarded = self.store.discard_all("FINISHED: of the test")
+                self.reporter.discarded(discarded, self.store.retained)
+                self.start(None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_partition_is_there_exactly_as_long_as_its_checkpoint_can_be_restored(tmp_path: Path, seed: int) -> None:
+    """Whatever lineages the job begins, leaves and comes back to, and whatever is deleted of them."""
+    choose = random.Random(seed)
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = Wandering(instance, tmp_path / "storage")
+        ever: set[str] = set()
+        for _ in range(30):
+            job.step(choose)
+            there = {partition_key(item) for item in job.restorable()}
+            assert job.shown() == there
+            ever |= there
+        assert len({key.partition(".")[0] for key in ever}) > 1, "the job has left a lineage"
+        assert {*instance.get_materialized_partitions(_KEY)} == ever, "each was told"
+        gone = {record.partition_key for record in instance.fetch_observations(_KEY, limit=1000).records}
+        assert gone >= ever - there, "each that went says why"
 
 
 def test_given_up_checkpoints_go_with_the_reason_of_the_policy(reports: Reports) -> None:

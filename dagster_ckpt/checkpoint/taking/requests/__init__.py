@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dagster_ckpt.checkpoint.taking.requests.answers import request_next_step
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint, take_savepoint
 from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
 from dagster_ckpt.checkpoint.taking.requests.savepoint_server import SavepointServer
 
-__all__ = ["CheckpointsAtOnce", "SavepointServer", "ask_checkpoint", "take_savepoint"]
+__all__ = ["CheckpointsAtOnce", "SavepointServer", "ask_checkpoint", "request_next_step", "take_savepoint"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_ckpt.checkpoint.control import SavepointRequest, SavepointRequests
+from dagster_ckpt.checkpoint.control import Asked, SavepointRequests
 from dagster_ckpt.clock import Clock
 
 __all__ = ["LOOK", "RequestWatch"]
@@ -32,6 +32,8 @@ class RequestWatch:
         self._look_at = self._list_at = clock.monotonic()
         #: The bell when no request was open; ``None`` if one is, or where nobody rings.
         self._heard: bytes | None = None
+        #: Tokens of requests whose answers were looked at.
+        self._answered: set[str] = set()
 
     @property
     def left(self) -> float:
@@ -45,20 +47,28 @@ class RequestWatch:
         self._look_at = self._clock.monotonic() + LOOK
         return True
 
-    def look(self) -> Sequence[SavepointRequest]:
-        """The open requests, the oldest first; empty without a listing if nobody has rung since the last one.
+    def look(self) -> Sequence[Asked]:
+        """The open requests, and those that were answered since the last look, the oldest first.
+
+        Empty without a listing if nobody has rung since the last one.
 
         Raises:
             OSError: the storage failed; the next look, soon, asks again.
         """
         now = self._clock.monotonic()
         bell = self._requests.bell()
-        found: Sequence[SavepointRequest] = ()
+        found: Sequence[Asked] = ()
         if bell is None or bell != self._heard or now >= self._list_at:
             self._heard = None
-            found = self._requests.open(self._clock.time())
-            if not found:
+            found = self.listed()
+        if all(asked.answer is not None for asked in found):
+            if self._heard is None:
                 self._heard, self._list_at = bell, now + max(_UNRUNG, _UNRUNG_LOOKS * self._every)
-        if not found:
             self._look_at = now + self._every
+        return found
+
+    def listed(self) -> Sequence[Asked]:
+        """As :meth:`look`, but with a listing in any case."""
+        found = self._requests.unread(self._answered, answer_at=self._clock.time())
+        self._answered.update(asked.request.token for asked in found if asked.answer is not None)
         return found

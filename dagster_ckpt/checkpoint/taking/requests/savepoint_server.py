@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, savepoint_storage
-from dagster_ckpt.checkpoint.control import Answer, RequestState, SavepointRequest, SavepointRequests, TakenSavepoint
-from dagster_ckpt.checkpoint.format import LONGEST_REASON, CheckpointMetadata, CheckpointSource, Snapshot
+from dagster_ckpt.checkpoint.control import Answer, Asked, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.format import CheckpointMetadata, CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.requests.answers import Answers, RequestListener, in_words
 from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
 from dagster_ckpt.checkpoint.taking.requests.request_watch import LOOK, RequestWatch
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
@@ -68,7 +69,7 @@ class SavepointServer:
         completed: called with each savepoint, on the thread that ticks.
         checkpoints: has checkpoints taken that are asked for.
         lease: of the run; looks at a bucket follow it.
-        told: called on the same thread with each request that is taken up, or has failed, and the reason.
+        told: called on the same thread with each change of a request.
     """
 
     def __init__(
@@ -84,9 +85,8 @@ class SavepointServer:
         completed: Callable[[CheckpointMetadata], None],
         checkpoints: CheckpointsAtOnce,
         lease: Lease,
-        told: Callable[[SavepointRequest, RequestState, str], object] = lambda *_: None,
+        told: RequestListener = lambda *_: None,
     ) -> None:
-        self._requests = requests
         self._store = store
         self._source = source
         self._clock = clock
@@ -95,12 +95,10 @@ class SavepointServer:
         self._timeout = timeout
         self._completed = completed
         self._checkpoints = checkpoints
-        self._told = told
+        self._answers = Answers(requests, store.epoch, clock, told)
         self._watch = RequestWatch(requests, clock, lease.look(LOOK, store.filesystem))
         self._current: _Taking | None = None
         self._stop: SavepointRequest | None = None
-        self._owed: dict[str, tuple[SavepointRequest, Answer]] = {}
-        self._has_ended = False
 
     @property
     def stop_asked(self) -> bool:
@@ -114,7 +112,7 @@ class SavepointServer:
             Fenced: a newer run has taken the job over.
         """
         now = self._clock.monotonic()
-        if self._current is None and self._watch.is_due():
+        if self._watch.is_due():
             self._look()
         self._answer_checkpoints(over=False)
         if self._current is None:
@@ -142,17 +140,17 @@ class SavepointServer:
             error = self._take_now(self._stop)
             if error is not None:
                 raise SavepointFailed(
-                    f"The job was to be stopped with a savepoint, which failed: {_reason(error)}",
+                    f"The job was to be stopped with a savepoint, which failed: {in_words(error)}",
                     hint="The job goes on from its newest checkpoint. Mend the cause of the error, and ask again.",
                 ) from error
         with contextlib.suppress(OSError):  # the asker waits in vain, but the checkpoints of the job are complete
-            for request in self._requests.open(self._clock.time()):
+            for request in self._wanted(self._watch.listed()):
                 if request.checkpoint:
                     self._ask_checkpoint(request)
-                elif request.token not in self._owed:
+                else:
                     self._take_now(request)
             self._answer_checkpoints(over=True)
-            self._pay()
+            self._answers.pay()
 
     def job_ended(self) -> None:
         """The end of the job is recorded: now answer the asker who stopped the job with a savepoint.
@@ -161,14 +159,13 @@ class SavepointServer:
         before the end was recorded, the stopped job would be resumed beside the other. Without an answer the request
         stays open, and the resumed job takes it up.
         """
-        self._has_ended = True
         with contextlib.suppress(OSError, MustStop):  # the asker waits in vain, but the savepoint is recorded
-            self._pay()
+            self._answers.pay(job_ended=True)
 
     def refuse_to_stop(self, error: CheckpointError) -> None:
         """Answer the request to stop the job with ``error``, because the job's last checkpoint failed."""
         if self._stop is not None:
-            self._failed(self._stop, error)
+            self._answers.failed(self._stop, error)
 
     def abandon(self) -> None:
         """Abandon the savepoint in progress without an answer: the next driver takes up the request.
@@ -184,19 +181,33 @@ class SavepointServer:
 
     def _look(self) -> None:
         try:
-            self._pay()
-            for request in self._watch.look():
+            self._answers.pay()
+            for request in self._wanted(self._watch.look()):
                 if request.checkpoint:
                     self._ask_checkpoint(request)
-                elif request.token not in self._owed and self._accept(request):
-                    return
+                elif (busy := self._current) is None:
+                    self._accept(request)
+                elif busy.request.token != request.token:
+                    self._answers.waits(request, "another savepoint is being taken")
         except MustStop:
             raise
         except OSError as error:
             _log.warning("Requests for savepoints cannot be read and will be looked for again: %s", error)
 
-    def _accept(self, request: SavepointRequest) -> bool:
-        """Begin with a request; ``False`` when the request has failed and was answered."""
+    def _wanted(self, found: Sequence[Asked]) -> Iterator[SavepointRequest]:
+        """The requests that somebody waits for, and whose answer is not owed already."""
+        for asked in found:
+            request = asked.request
+            if asked.answer is not None:
+                self._answers.withdrawn(asked)
+            elif not self._answers.owes(request):
+                if request.until < self._clock.time():
+                    self._answers.abandoned(request)
+                else:
+                    yield request
+
+    def _accept(self, request: SavepointRequest) -> None:
+        """Begin with a request, or answer why not."""
         try:
             storage = self._storage_for(request)
             check_label(request.label)  # a record says what its writer wants
@@ -205,38 +216,28 @@ class SavepointServer:
             if request.stop:
                 storage.probe()  # stop the query only for a savepoint that can be written
         except Exception as error:  # answer whatever the request says, and let the job go on
-            self._failed(request, error)
-            return False
+            self._answers.failed(request, error)
+            return
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
         self._current = _Taking(request, storage, self._clock.monotonic())
         self._source.look_again()
-        self._begun(request)
-        return True
-
-    def _begun(self, request: SavepointRequest) -> None:
-        """Tell, as far as the storage lets us, that the request is taken up."""
-        with contextlib.suppress(OSError):
-            self._requests.begin(self._store.epoch, request, self._clock.time())
-        self._told(request, RequestState.IN_PROGRESS, "")
+        self._answers.begun(request)
 
     def _ask_checkpoint(self, request: SavepointRequest) -> None:
-        if request.token in self._owed:
-            return
         try:
-            self._require_wanted(request)
             if self._checkpoints.ask(request):
-                self._begun(request)
+                self._answers.begun(request)
         except MustStop:
             raise
         except Exception as error:  # the same
-            self._failed(request, error)
+            self._answers.failed(request, error)
 
     def _answer_checkpoints(self, *, over: bool) -> None:
         for request, checkpoint, reason in self._checkpoints.answered(over=over):
             if checkpoint is None:
-                self._failed(request, SavepointFailed(reason))
+                self._answers.failed(request, SavepointFailed(reason))
             else:
-                self._answer(request, Answer(self._clock.time(), TakenSavepoint.of(checkpoint)))
+                self._answers.give(request, Answer(self._clock.time(), TakenSavepoint.of(checkpoint)))
 
     def _advance(self, current: _Taking, now: float) -> None:
         if current.future is not None and current.future.done():
@@ -255,7 +256,7 @@ class SavepointServer:
             raise
         except Exception as error:  # the same
             self._current = None
-            self._failed(current.request, error)
+            self._answers.failed(current.request, error)
             return
         if batch is not None and current.request.stop:
             self._current, self._stop = None, current.request
@@ -287,11 +288,11 @@ class SavepointServer:
             current.incomplete = (now, batch, count)
             if count >= RETRIES:
                 self._current = None
-                self._failed(current.request, error)
+                self._answers.failed(current.request, error)
             return
         except Exception as error:  # the same
             self._current = None
-            self._failed(current.request, error)
+            self._answers.failed(current.request, error)
             return
         timings = {"align": milliseconds(now - current.began), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         current.pending = pending
@@ -317,7 +318,7 @@ class SavepointServer:
         if error is None:
             self._taken(current.request, future.result())
         elif isinstance(error, Exception) and not isinstance(error, MustStop):
-            self._failed(current.request, error)
+            self._answers.failed(current.request, error)
         else:
             raise error
 
@@ -326,7 +327,7 @@ class SavepointServer:
         if current.pending is not None and not current.pending.expire():
             return False
         what = "no batch committed" if current.pending is None else "it was not complete"
-        self._failed(current.request, CheckpointExpired(f"{what} within {self._timeout:g} s"))
+        self._answers.failed(current.request, CheckpointExpired(f"{what} within {self._timeout:g} s"))
         return True
 
     def _take_now(self, request: SavepointRequest) -> Exception | None:
@@ -340,7 +341,7 @@ class SavepointServer:
         except MustStop:
             raise
         except Exception as error:  # the same
-            self._failed(request, error)
+            self._answers.failed(request, error)
             return error
         self._taken(request, metadata)
         return None
@@ -363,38 +364,4 @@ class SavepointServer:
 
     def _taken(self, request: SavepointRequest, metadata: CheckpointMetadata) -> None:
         self._completed(metadata)
-        answer = Answer(self._clock.time(), TakenSavepoint.of(metadata))
-        if request.stop:
-            self._owed[request.token] = (request, answer)
-        else:
-            self._answer(request, answer)
-
-    def _failed(self, request: SavepointRequest, error: Exception) -> None:
-        reason = _reason(error)
-        _log.warning("A %s was asked for and not taken: %s", request.kind, reason)
-        self._told(request, RequestState.FAILED, reason)
-        hint = error.hint if isinstance(error, CheckpointError) else ""
-        self._answer(request, Answer(self._clock.time(), error=reason, hint=hint))
-
-    def _answer(self, request: SavepointRequest, answer: Answer) -> None:
-        self._owed[request.token] = (request, answer)
-        try:
-            self._pay()
-        except MustStop:
-            raise
-        except OSError as error:
-            _log.warning("The answer to a request cannot be written and will be tried again: %s", error)
-
-    def _pay(self) -> None:
-        """Write the answers that are owed, so that no request is carried out twice."""
-        for token, (request, answer) in list(self._owed.items()):
-            if request.stop and answer.savepoint is not None and not self._has_ended:
-                continue
-            if not self._requests.answer(self._store.epoch, request, answer) and answer.savepoint is not None:
-                _log.warning("Savepoint %s stays, but its asker had stopped waiting", answer.savepoint.pointer)
-            del self._owed[token]
-
-
-def _reason(error: Exception) -> str:
-    told = error.message if isinstance(error, CheckpointError) else str(error)
-    return told[:LONGEST_REASON]
+        self._answers.give(request, Answer(self._clock.time(), TakenSavepoint.of(metadata)))

@@ -88,7 +88,10 @@ def test_neither_a_damaged_request_nor_an_answered_one_hides_another(
     memory.files[f"{JOB}/control/requests/r-{asked[2].token}"] = b"damaged"
     assert requests.open() == [asked[4], asked[3], asked[0]], "the oldest first"
     assert requests.answer_to(asked[2].token) is None, "only the driver answers it"
-    assert requests.open(ANSWERED) == [asked[4], asked[3], asked[0]]
+    seen = requests.unread({asked[1].token}, answer_at=ANSWERED)
+    assert [item.request for item in seen] == [asked[4], asked[3], asked[0]], (
+        "an answer that is known is not read again"
+    )
     answer = requests.answer_to(asked[2].token)
     assert answer is not None
     assert (answer.answered_at, answer.hint) == (ANSWERED, "Ask again.")

@@ -154,7 +154,7 @@ def readers(storage: MemoryFileSystem, story: Story, pins: Pins) -> list[Callabl
         records.taken_savepoints.known,
         lambda: records.taken_savepoints.taken_in(2),
         lambda: records.savepoint_requests.answer_to(f"{7:032x}"),
-        lambda: records.savepoint_requests.open(1.0),
+        lambda: records.savepoint_requests.unread(answer_at=1.0),
         lambda: records.savepoint_requests.forget_old(10**9),
         lambda: records.claim_ownership("dagster"),
         lambda: catalog.next_id(LINEAGE),

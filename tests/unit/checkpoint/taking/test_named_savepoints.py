@@ -171,6 +171,34 @@ def test_the_states_of_a_request(served: Served) -> None:
     assert states == [RequestState.IN_PROGRESS] * 2 + [RequestState.FAILED]
 
 
+def test_each_change_of_a_request_is_told_once(served: Served) -> None:
+    requests, stream = served.requests, served.job.stream
+    stream.committed, stream.planned = 4, 5
+    first, second, late = served.ask(1), served.ask(2), served.ask(3, wait=-1)
+    served.pass_time(5)
+    assert served.told == [
+        (first, RequestState.IN_PROGRESS, ""),
+        (second, RequestState.PENDING, "another savepoint is being taken"),
+        (late, RequestState.ABANDONED, "The request is older than its timeout."),
+    ]
+    assert served.answer(late).withdrawn
+    served.told.clear()
+    third = served.ask(4)
+    requests.withdraw(third, served.job.clock.time(), "no answer within 1 s")
+    requests.withdraw(second, served.job.clock.time(), "the asker was interrupted")
+    served.pass_time(5)
+    assert sorted(served.told) == sorted(
+        [
+            (second, RequestState.ABANDONED, "the asker was interrupted"),
+            (third, RequestState.ABANDONED, "no answer within 1 s"),
+        ]
+    )
+    stream.committed, stream.planned = 5, None
+    served.pass_time(5)
+    assert served.holds(first) == 5
+    assert len(served.told) == 2, "the savepoint itself is told by its completion"
+
+
 class TestACheckpointAtOnce:
     def ask(self, served: Served, wait: Callable[[float], object] | None) -> TakenSavepoint | None:
         return ask_checkpoint(

@@ -1,0 +1,168 @@
+"""Tells Dagster how far each request for a savepoint or a checkpoint is: each change once, whoever sees it first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    RequestState,
+    SavepointRequest,
+    request_next_step,
+)
+from dagster_ckpt.clock import Clock
+from dagster_ckpt.orchestration.events.occurrence import EVENT_ID, told_ids
+from dagster_ckpt.shown_text import in_one_line, redacted
+
+__all__ = ["RequestEvents", "savepoint_observation"]
+
+_log = logging.getLogger(__name__)
+
+#: States that a request never leaves.
+_FINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.ABANDONED})
+#: Seconds between two looks beside a driver that tells nothing itself; in a bucket, where a look is a listing.
+_LOOK, _SELDOM = 1.0, 300.0
+#: A living driver takes a request up within so many seconds.
+_SOON = 3.0
+
+
+class RequestEvents:
+    """Tells how far the requests to a job are: observations of its savepoints asset, or of its checkpoints asset.
+
+    A request and a state make one observation, and each epoch in which a request waits or is taken up makes one more.
+    Telling never fails: an error is logged.
+
+    Args:
+        instance: the Dagster instance.
+        log_event: where events go: a run's ``context.log_event`` or the instance's runless one.
+        savepoints_key: the asset that is told of requests for a savepoint.
+        checkpoints_key: the asset that is told of requests for a checkpoint.
+        catalog: the job's checkpoints.
+        clock: wall and monotonic time.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        log_event: Callable[[dg.AssetObservation], object],
+        savepoints_key: dg.AssetKey,
+        checkpoints_key: dg.AssetKey,
+        catalog: CheckpointCatalog,
+        clock: Clock,
+    ) -> None:
+        self._instance = instance
+        self._log_event = log_event
+        self._keys = (savepoints_key, checkpoints_key)
+        self._catalog, self._records = catalog, catalog.records
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._taken: set[str] = set()
+        self._every = _SELDOM if catalog.filesystem.is_distant else _LOOK
+
+    def changed(self, request: SavepointRequest, state: RequestState, reason: str, next_step: str) -> None:
+        """Tell that a request is in another state now."""
+        try:
+            name = f"{request.token}-{state}"
+            if state not in _FINAL:
+                name = f"{name}-{self._records.epochs.highest()}"
+            key = self._keys[request.checkpoint]
+            if name not in told_ids(self._instance, key):
+                self._log_event(_request_observation(key, request, state, reason, next_step, name))
+        except Exception:
+            _log.exception("Dagster could not be told of a request for a %s", request.kind)
+
+    def tick(self) -> None:
+        """Look beside a driver of its own, which tells Dagster nothing, once it is time."""
+        if self._clock.monotonic() - self._looked_at >= self._every:
+            self._looked_at = self._clock.monotonic()
+            self.look()
+            self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        """Tell of the savepoints that the driver of the newest epoch has taken; their requests may be gone already."""
+        key, epoch = self._keys[0], self._records.epochs.highest()
+        try:
+            for item in self._records.taken_savepoints.known():
+                if item.key[0] == epoch and item.reference not in self._taken:
+                    observation = savepoint_observation(key, self._catalog.resolve(item.reference))
+                    if item.reference not in told_ids(self._instance, key):
+                        self._log_event(observation)
+                    self._taken.add(item.reference)
+        except Exception as error:  # the next look tells
+            _log.warning("The savepoints of the driver cannot be told now: %s", error)
+
+    def look(self, waits_for: str = "") -> None:
+        """Tell what the records say of each request.
+
+        Args:
+            waits_for: why no run can take a request up now; empty while a run is alive.
+        """
+        try:
+            found, epoch = self._records.savepoint_requests.unread(), self._records.epochs.highest()
+        except Exception as error:  # the next look tells
+            _log.warning("The requests for savepoints cannot be read now: %s", error)
+            return
+        now = self._clock.time()
+        for asked in found:
+            if not waits_for and asked.answer is None and now - asked.request.asked_at < _SOON:
+                continue
+            state, answer = asked.state(now, epoch), asked.answer
+            if state is RequestState.IN_PROGRESS and waits_for:
+                state = RequestState.PENDING
+            reason = "" if answer is None else answer.error
+            if answer is not None and answer.savepoint is not None:
+                reason = f"it is {answer.savepoint.pointer}"
+            elif state is RequestState.PENDING:
+                reason = waits_for
+            hint = "" if answer is None else answer.hint
+            self.changed(asked.request, state, reason, request_next_step(asked.request, state, hint))
+
+
+def _request_observation(
+    asset_key: dg.AssetKey,
+    request: SavepointRequest,
+    state: RequestState,
+    reason: str,
+    next_step: str,
+    event_id: str,
+) -> dg.AssetObservation:
+    """A savepoint or a checkpoint that is asked for has changed its state."""
+    reason, step = in_one_line(redacted(reason)).strip(), in_one_line(redacted(next_step)).strip()
+    name = f"{request.kind.capitalize()} {request.name}" if request.name else f"A {request.kind}"
+    found = {
+        "state": state.value,
+        "name": request.name,
+        "note": in_one_line(request.note),
+        "series": request.series,
+        "reason": reason,
+        "next_step": step,
+        EVENT_ID: event_id,
+    }
+    return dg.AssetObservation(
+        asset_key,
+        description=f"{name}: {', '.join(filter(None, (state.value, reason.removesuffix('.'))))}. {step}",
+        metadata={key: value for key, value in found.items() if value},
+    )
+
+
+def savepoint_observation(asset_key: dg.AssetKey, metadata: CheckpointMetadata) -> dg.AssetObservation:
+    """A savepoint that the job has completed, whoever asked for it."""
+    note = in_one_line(metadata.note)
+    label = {"name": metadata.given_name, "note": note}
+    name = f"Savepoint {metadata.given_name}" if metadata.given_name else "A savepoint"
+    return dg.AssetObservation(
+        asset_key,
+        description=f"{name}: {RequestState.COMPLETED}, batch {metadata.batch}{note and f'. {note}'}",
+        metadata={
+            "state": RequestState.COMPLETED.value,
+            **{key: value for key, value in label.items() if value},
+            "pointer": dg.MetadataValue.path(metadata.reference),
+            "batch": metadata.batch,
+            "next_step": f"Nothing is to be done. To go back to it, launch with restore_from: {metadata.reference}",
+            EVENT_ID: metadata.reference,
+        },
+    )

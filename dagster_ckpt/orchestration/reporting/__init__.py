@@ -1,0 +1,13 @@
+"""What the Dagster UI sees of a job's checkpoints and starts."""
+
+from __future__ import annotations
+
+from dagster_ckpt.orchestration.reporting.metadata import checkpoint_metadata, retained_metadata, start_observation
+from dagster_ckpt.orchestration.reporting.reporter import CheckpointReporter
+
+__all__ = [
+    "CheckpointReporter",
+    "checkpoint_metadata",
+    "retained_metadata",
+    "start_observation",
+]
