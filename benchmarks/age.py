@@ -241,10 +241,10 @@ def _sensor(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             connect = {"endpoint_url": url, "token": "anon", "project": "p"}
             storage = FileSystemCheckpointStorage(checkpoint_path=f"gs://{BUCKET}/base", storage_options=connect)
             yield from _ticks(options, storage, f"{what}, in a bucket", url, over=over)
-            _command("--help")
+            run_command("--help")
             before = asked(url)["requests"]
             of_storage = [part for item in connect.items() for part in ("--storage-option", "=".join(item))]
-            told = measured(_command, "status", "--path", f"gs://{BUCKET}/base", *of_storage)
+            told = measured(run_command, "status", "--path", f"gs://{BUCKET}/base", *of_storage)
             told["requests"] = asked(url)["requests"] - before
             yield {"what": "status", "of": f"{options.jobs:,} jobs that {what}, in a bucket", **told}
 
