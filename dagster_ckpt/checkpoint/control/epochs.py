@@ -204,12 +204,7 @@ class Settled:
 
 
 class Epochs:
-    """The epochs of one job name.
-
-    Args:
-        filesystem: the storage.
-        job_name: the job's stable name.
-    """
+    """The epochs of one job name in a storage."""
 
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self._filesystem = filesystem

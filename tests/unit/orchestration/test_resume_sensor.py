@@ -398,7 +398,7 @@ def test_what_is_too_much_for_a_tick_is_shown_by_several_with_one_reason(
     dead = job.die(sensor.add_run(run_id(), Status.CANCELING), checkpoints=3)
     keys = [names.partition_key(item) for item in job.catalog.completed(_lineage(dead.run_id))[0]]
     instance.add_dynamic_partitions("orders_checkpoints", keys)
-    monkeypatch.setattr("dagster_ckpt.orchestration.reporting._LONGEST_REPORT", -1.0)
+    monkeypatch.setattr("dagster_ckpt.orchestration.reporting.reporter._LONGEST_REPORT", -1.0)
     for left in (2, 1, 0, 0):
         assert "it ended CANCELED" in sensor.tick()[1]
         assert len(sensor.shown()) == left

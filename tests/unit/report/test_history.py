@@ -164,6 +164,7 @@ def test_a_damaged_record_costs_no_other(job: StoredJob) -> None:
 def test_a_storage_that_fails_is_an_error_and_no_empty_report(job: StoredJob, part: str) -> None:
     claim = job.claim(run_id())
     job.checkpoint(job.choose(claim), 3)
+    job.beat(claim, alive=True)
     job.fail(claim, 1)
     storage = FaultInjectingFileSystem(
         job.catalog.filesystem, lambda operation: Fail() if part in operation.path else None
