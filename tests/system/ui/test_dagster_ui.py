@@ -193,6 +193,7 @@ def test_the_state_is_read_by_a_click(shown: Shown, tmp_path: Path) -> None:
     rows = [[f"{start:%Y-%m-%d %H:%M}", str(row.carriers), str(row.flights)] for start, row in wanted.iterrows()]
     shown.ui.asset("open_windows")
     table = shown.ui.metadata("windows").locator("table")
+    table.locator("tr").nth(len(rows)).wait_for()
     listed = [row.split("\t") for row in table.locator("tr").all_inner_texts()[1:]]
     shown.ui.page.screenshot(path=tmp_path / "state.png")
     assert (len(rows) > 0, listed) == (True, rows)
@@ -208,7 +209,7 @@ def test_a_drill_by_a_click_is_plotted(shown: Shown, tmp_path: Path) -> None:
     }
     shown.ui.page.screenshot(path=tmp_path / "drill.png")
     newest = shown.retained[-1]
-    assert (told["batch"], told["state_rows"]) == (str(newest.batch), str(len(shown.still_open)))
+    assert (told["batch"], told["state_rows"]) == (str(newest.batch + 1), str(len(shown.still_open)))
     assert newest.name in told["checkpoint"]
 
 
