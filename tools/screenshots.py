@@ -134,10 +134,12 @@ class DagsterUI:
         """The row of the overview's metadata with this key."""
         return self.page.locator("tr").filter(has=self.page.locator("td", has_text=re.compile(f"^{key}$"))).first
 
-    def plots(self, asset: str) -> None:
-        """The plots of the numeric metadata of ``<asset>_checkpoints``."""
-        self.checkpoints(asset)
+    def plots(self, asset: str, key: str) -> None:
+        """The plots of the numeric metadata of an asset, of which one is called ``key``."""
+        self.asset(asset)
+        self.metadata(key).wait_for()
         self.page.get_by_role("button", name="Plots").click()
+        self.page.get_by_text(key, exact=True).first.wait_for()
         self.page.locator("canvas").first.wait_for()
 
     def partitions(self, asset: str, newest: str) -> None:
@@ -159,6 +161,28 @@ class DagsterUI:
         self.page.get_by_role("button", name="Launch Run").click()
         self.page.wait_for_url("**/runs/*")
         return self.page.url.rpartition("/")[2]
+
+    def materialize(self, asset: str, *, is_asked: bool = False) -> str:
+        """Click *Materialize* on the page of an asset; returns the run's id.
+
+        Args:
+            asset: its key.
+            is_asked: whether Dagster asks if the user is sure; then that is confirmed.
+        """
+        self.asset(asset)
+        self._button("Materialize").click()
+        if is_asked:
+            self._button("Confirm").click()
+        told = self.page.get_by_role("link").filter(has_text=re.compile("^View$")).last
+        run = re.search(r"/runs/([0-9a-f-]{36})", told.get_attribute("href") or "")
+        assert run is not None
+        return run[1]
+
+    def terminate(self, run_id: str) -> None:
+        """Click *Terminate* on the page of a run, and confirm."""
+        self._open(f"/runs/{run_id}")
+        self._button("Terminate").click()
+        self._button("Terminate 1 run").click()
 
     def count_clicks(self) -> Callable[[], tuple[int, int]]:
         """Begin to count what a user does on every page from now on; returns a look at the clicks and the keys."""
@@ -227,7 +251,7 @@ class DagsterUI:
         """Execute an asset check that is to fail, and wait until it has; returns what the page says."""
         self._open(f"/assets/{asset}?view=checks")
         self.page.get_by_text(check, exact=True).first.click()
-        self.page.get_by_role("button").filter(has_text=re.compile("^Execute$")).click()
+        self._button("Execute").click()
         self.page.get_by_text("cannot be restored").first.wait_for()
         return self.page.locator("body").inner_text()
 
@@ -245,6 +269,10 @@ class DagsterUI:
         self.page.get_by_text("All ticks").click()
         self.page.get_by_role("menuitem", name="Requested").click()
         self.page.locator("table").get_by_text("1 run requested").first.wait_for()
+
+    def _button(self, text: str) -> Locator:
+        """The button with this text; its icon has a name of its own."""
+        return self.page.get_by_role("button").filter(has_text=re.compile(f"^{text}$")).first
 
     def _open(self, path: str) -> None:
         self.page.goto(self._url + path)
@@ -293,7 +321,7 @@ def take(ui: DagsterUI, resumed_run: str, newest: str, output: Path) -> list[Pat
         "lineage": lambda: ui.lineage("flights", "delay_report"),
         "checkpoints": lambda: ui.checkpoints(JOB),
         "retained": lambda: ui.retained(JOB),
-        "plots": lambda: ui.plots(JOB),
+        "plots": lambda: ui.plots(f"{JOB}_checkpoints", "batch"),
         "partitions": lambda: ui.partitions(JOB, newest),
         "resumed-run": lambda: ui.run(resumed_run, "lineage"),
         "resumed-run-tags": lambda: ui.run_tags(resumed_run),

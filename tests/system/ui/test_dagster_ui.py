@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Dialog
 
+from assets.batch_answer import batch_answer
+from assets.delays import WATERMARK_DAYS
 from assets.flights import land
 from assets.settings import DATA_VARIABLE, MAX_FILES_VARIABLE, DataPaths
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -47,6 +53,8 @@ class Shown:
     restored: str
     retained: list[CheckpointMetadata]
     catalog: CheckpointCatalog
+    #: The rows that are in the state and not in the output, as pandas computes them.
+    still_open: pd.DataFrame
 
     @property
     def keys(self) -> list[str]:
@@ -55,7 +63,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """Stream, kill, resume, terminate, report; then open the browser."""
+    """Stream, kill, resume; then by clicks: a savepoint, the end of the job, a drill, a look into the state."""
     find_chromium()  # its absence is told before minutes are spent
     root = tmp_path_factory.mktemp("ui")
     paths = DataPaths(root / "data")
@@ -78,16 +86,22 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         # Spark reports on a batch after it is committed, so a run's first checkpoint may know no numbers of it yet.
         land(paths.landed, days=2)
         _wait_checkpoints(dev, catalog, second, 2)
-        dev.terminate(second)
-        assert dev.wait_finished(second, seconds=PATIENCE) == "CANCELED"
-        reports = [dev.launch("__ASSET_JOB", assets=[["delay_report"]]), dev.launch(f"{JOB}_report_job")]
-        for report in reports:
-            assert dev.wait_finished(report, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
-        chosen = catalog.choice()
-        assert chosen is not None
-        assert chosen[1].restored is not None
+        closed = _watermark(paths)
+        _wait_checkpoints(dev, catalog, second, 2, watermark=closed)
         with browse(dev) as ui:
-            yield Shown(ui, first, second, chosen[1].restored, catalog.completed(chosen[1].job_id)[0], catalog)
+            with _pictured(ui, root):
+                _by_clicks(dev, ui, second)
+            reports = [dev.launch("__ASSET_JOB", assets=[["delay_report"]]), dev.launch(f"{JOB}_report_job")]
+            for report in reports:
+                assert dev.wait_finished(report, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
+            chosen = catalog.choice()
+            assert chosen is not None
+            assert chosen[1].restored is not None
+            answer = batch_answer(paths.landed)
+            still_open = answer[answer["window_end"] > closed]
+            yield Shown(
+                ui, first, second, chosen[1].restored, catalog.completed(chosen[1].job_id)[0], catalog, still_open
+            )
             assert not ui.errors, "the UI's own code failed on a page"
 
 
@@ -140,11 +154,9 @@ def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None
 
 
 def test_the_numbers_are_plotted(shown: Shown) -> None:
-    shown.ui.plots(JOB)
     for key in ("batch", "bytes"):
-        shown.ui.page.get_by_text(key, exact=True).first.wait_for()
-    drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v)"
-    assert shown.ui.page.locator("canvas").first.evaluate(drawn)
+        shown.ui.plots(f"{JOB}_checkpoints", key)
+        _assert_drawn(shown.ui)
 
 
 def test_the_resumed_run_tells_what_it_is_and_where_it_came_from(shown: Shown) -> None:
@@ -157,6 +169,48 @@ def test_the_resumed_run_tells_what_it_is_and_where_it_came_from(shown: Shown) -
     assert f"root_run_id: {shown.first_run}" in tags
     shown.ui.run(shown.resumed_run, "of lineage")
     shown.ui.page.get_by_text(f"starts from {shown.restored}").first.wait_for()
+
+
+def test_a_savepoint_was_taken_by_a_click(shown: Shown, tmp_path: Path) -> None:
+    shown.ui.asset(f"{JOB}_savepoints")
+    pointer = shown.ui.metadata("pointer").locator("td").last.inner_text().strip()
+    assert shown.ui.metadata("batch").locator("td").last.inner_text() == str(shown.retained[-1].batch)
+    shown.ui.metadata("ways_back").get_by_role("link", name="go back to this savepoint").wait_for()
+    shown.ui.page.screenshot(path=tmp_path / "savepoint.png")
+    verified = CliRunner().invoke(main, ["verify", JOB, pointer, "--path", shown.catalog.filesystem.url])
+    assert verified.exit_code == 0, verified.output
+    shutil.move(Path(pointer), Path(pointer).with_name("moved"))
+    try:
+        verified = CliRunner().invoke(main, ["verify", JOB, pointer, "--path", shown.catalog.filesystem.url])
+        assert verified.exit_code != 0, "the savepoint is somewhere else"
+    finally:
+        shutil.move(Path(pointer).with_name("moved"), Path(pointer))
+
+
+def test_the_state_is_read_by_a_click(shown: Shown, tmp_path: Path) -> None:
+    """The rows of a table in the UI are those that pandas finds without any state."""
+    wanted = shown.still_open.groupby("window_start").agg(carriers=("carrier", "nunique"), flights=("flights", "sum"))
+    rows = [[f"{start:%Y-%m-%d %H:%M}", str(row.carriers), str(row.flights)] for start, row in wanted.iterrows()]
+    shown.ui.asset("open_windows")
+    table = shown.ui.metadata("windows").locator("table")
+    table.locator("tr").nth(len(rows)).wait_for()
+    listed = [row.split("\t") for row in table.locator("tr").all_inner_texts()[1:]]
+    shown.ui.page.screenshot(path=tmp_path / "state.png")
+    assert (len(rows) > 0, listed) == (True, rows)
+
+
+def test_a_drill_by_a_click_is_plotted(shown: Shown, tmp_path: Path) -> None:
+    shown.ui.plots(f"{JOB}_drill", "recovery_seconds")
+    shown.ui.page.screenshot(path=tmp_path / "plots.png")
+    _assert_drawn(shown.ui)
+    shown.ui.asset(f"{JOB}_drill")
+    told = {
+        key: shown.ui.metadata(key).locator("td").last.inner_text() for key in ("checkpoint", "batch", "state_rows")
+    }
+    shown.ui.page.screenshot(path=tmp_path / "drill.png")
+    newest = shown.retained[-1]
+    assert (told["batch"], told["state_rows"]) == (str(newest.batch + 1), str(len(shown.still_open)))
+    assert newest.name in told["checkpoint"]
 
 
 def test_the_report_shows_its_picture(shown: Shown) -> None:
@@ -248,15 +302,58 @@ def test_a_missing_chromium_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         find_chromium()
 
 
-def _wait_checkpoints(dev: DagsterDev, catalog: CheckpointCatalog, run_id: str, count: int, *, batch: int = 0) -> None:
-    """Wait for so many checkpoints of a run, the newest at ``batch`` or later."""
+def _by_clicks(dev: DagsterDev, ui: DagsterUI, run_id: str) -> None:
+    """Take a savepoint, end the job, then have a drill and a look into the state."""
+    saved = ui.materialize(f"{JOB}_savepoints", is_asked=True)
+    assert dev.wait_finished(saved, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
+    ui.terminate(run_id)
+    assert dev.wait_finished(run_id, seconds=PATIENCE) == "CANCELED"
+    for launched in [ui.materialize(f"{JOB}_drill"), ui.materialize("open_windows")]:
+        assert dev.wait_finished(launched, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
+
+
+@contextmanager
+def _pictured(ui: DagsterUI, directory: Path) -> Iterator[None]:
+    """Leaves a picture of the page where something is not as it should be."""
+    try:
+        yield
+    except Exception:
+        ui.page.screenshot(path=directory / "failed.png")
+        raise
+
+
+def _assert_drawn(ui: DagsterUI) -> None:
+    drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v)"
+    assert ui.page.locator("canvas").first.evaluate(drawn)
+
+
+def _watermark(paths: DataPaths) -> pd.Timestamp:
+    """The watermark behind all that has landed."""
+    newest = max(
+        pq.read_table(file, columns=["time_hour"])["time_hour"].to_pandas().max()
+        for file in paths.landed.glob("*.parquet")
+    )
+    return pd.Timestamp(newest) - pd.Timedelta(days=WATERMARK_DAYS)
+
+
+def _wait_checkpoints(
+    dev: DagsterDev,
+    catalog: CheckpointCatalog,
+    run_id: str,
+    count: int,
+    *,
+    batch: int = 0,
+    watermark: pd.Timestamp | None = None,
+) -> None:
+    """Wait for so many checkpoints of a run, the newest at ``batch`` or later, and behind ``watermark``."""
 
     def ask() -> bool:
         chosen = catalog.choice()
         completed = catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         # A salvage is no checkpoint of the run: it was taken of what the run before had left, and knows no progress.
         mine = [item for item in completed if item.writer["run_id"] == run_id and item.kind == "checkpoint"]
-        if len(mine) >= count and mine[-1].batch >= batch:
+        closed = None if watermark is None else watermark.timestamp() * 1000
+        if len(mine) >= count and mine[-1].batch >= batch and closed in {None, mine[-1].facts.watermark_ms}:
             return True
         if (status := dev.status(run_id)) in ("SUCCESS", "FAILURE", "CANCELED"):
             raise AssertionError(f"run {run_id} ended {status}; see {dev.log}")

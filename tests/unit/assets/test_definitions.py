@@ -3,6 +3,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.landing import landed_flights
+from assets.open_windows import open_windows
 from assets.report import delay_report
 from assets.streams import daily_schedule, flight_delays, flight_delays_daily
 from definitions import defs
@@ -17,6 +18,7 @@ def test_lineage_goes_from_landing_over_the_streams_to_the_report() -> None:
     assert graph.get(flight_delays.key).parent_keys == {landed_flights.key}
     assert graph.get(flight_delays_daily.key).parent_keys == {landed_flights.key}
     assert graph.get(delay_report.key).parent_keys == {flight_delays.key}
+    assert graph.get(open_windows.key).parent_keys == {flight_delays.checkpoints_key}
 
 
 def test_schedule_lands_a_week_and_counts_it() -> None:
