@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from assets.streams import flight_delays
-from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, read_state
+from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource
 
 __all__ = ["open_windows"]
 
@@ -29,6 +29,8 @@ def open_windows(checkpoint_storage: FileSystemCheckpointStorage) -> dg.Material
     Raises:
         CheckpointNotFound: the stream has no checkpoint yet.
     """
+    from dagster_ckpt import read_state  # noqa: PLC0415 - Spark's part, which only a run needs
+
     spark = _SPARK.session("open_windows")
     with read_state(spark, checkpoint_storage, flight_delays.name) as state:
         windows = _windows(state)
