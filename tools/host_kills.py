@@ -6,9 +6,9 @@
 The hosts are namespaces of this machine, each with a name, an address, processes and a disk of its own: one with
 Spark's Master (or YARN's ResourceManager), two with a Worker (or a NodeManager), one with ``dagster dev``. They share a
 bucket and a PostgreSQL over a network, and no disk. A Worker starts the driver, or YARN does, and Spark's live location
-lies in the bucket. After each loss the job must write rows
-and complete a checkpoint, and each row must be in the table once. At the end the table must have the rows of plain
-Spark, and every retained checkpoint must verify. Exit status 0 only if all of that is so.
+lies in the bucket. After each loss the job must write rows and complete a checkpoint, and each row must be in the table
+once. At the end the table must have the rows of plain Spark, and every retained checkpoint must verify. Exit status 0
+only if all of that is so.
 """
 
 from __future__ import annotations

@@ -180,8 +180,7 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
     COMPLETED: it is there. GONE: it was taken, and is not where it was. UNREADABLE: it is there and damaged. PENDING:
     it is asked for. IN_PROGRESS: the job has taken the request up. FAILED: it was not taken. ABANDONED: nobody waits
     for it any more. Below the table: what is to be done about each request. A request is forgotten an hour after its
-    answer. Of what was copied of a job that did not run, only
-    what has a name is recorded.
+    answer. Of what was copied of a job that did not run, only what has a name is recorded.
     """
     filesystem = storage_at(path)
     known = job_names(filesystem)
