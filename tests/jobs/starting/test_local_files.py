@@ -33,23 +33,24 @@ from tests.helpers.local_spark import SMALL_DRIVER
 master, conf = json.loads(sys.argv[1])
 spark = start_session("tiny", master, {**SMALL_DRIVER, "spark.sql.shuffle.partitions": "2", **conf})
 
-def ended_children():
-    fields = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[13]) + int(fields[14])
-
 scratch = Path(sys.argv[2])
 scratch.mkdir()
-before = ended_children()  # the script that has become the JVM had some
+record = spark._jvm.jdk.jfr.Recording()
+record.enable("jdk.ProcessStart")
+record.start()
 run_small_query(spark, scratch)
-ticks = ended_children() - before
+record.stop()
+recorded = spark._jvm.java.nio.file.Path.of(str(scratch / "processes.jfr"), spark.sparkContext._gateway.new_array(spark._jvm.String, 0))
+record.dump(recorded)
+started = [str(event.getString("command")) for event in spark._jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(recorded)]
 used = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
 rows = spark.read.parquet(str(scratch / "out")).count()
-print("told", json.dumps([used.getClass().getName(), ticks, rows, spark._jvm.System.getProperty("java.class.path")]))
+print("told", json.dumps([used.getClass().getName(), started, rows, spark._jvm.System.getProperty("java.class.path")]))
 """
 
 
-def _told(directory: Path, master: str, conf: dict[str, str], **environment: str) -> tuple[str, int]:
-    """The file system of a query's files, and the ticks of the processor that the JVM's ended children have used."""
+def _told(directory: Path, master: str, conf: dict[str, str], **environment: str) -> tuple[str, list[str]]:
+    """The file system of a query's files, and the commands of the processes that the driver's JVM has started for them."""
     made = directory / "tmp"
     made.mkdir()
     inherited = {key: value for key, value in os.environ.items() if key != "SPARK_DIST_CLASSPATH"}
@@ -62,14 +63,14 @@ def _told(directory: Path, master: str, conf: dict[str, str], **environment: str
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    name, ticks, rows, class_path = json.loads(done.stdout.partition("told ")[2])
+    name, started, rows, class_path = json.loads(done.stdout.partition("told ")[2])
     assert str(made) not in class_path, "what another user puts there would run in this JVM"
     assert rows == 1, "the second run closes a window of the first"
-    return name, ticks
+    return name, started
 
 
 def test_a_query_writes_its_files_without_a_process(tmp_path: Path) -> None:
-    assert _told(tmp_path, "local[2]", {}) == (_OWN, 0)
+    assert _told(tmp_path, "local[2]", {}) == (_OWN, [])
 
 
 @pytest.mark.exhaustive
@@ -83,18 +84,18 @@ def test_a_query_writes_its_files_without_a_process(tmp_path: Path) -> None:
     ids=["the user decides", "executors elsewhere"],
 )
 def test_hadoops_own_are_used(tmp_path: Path, master: str, conf: dict[str, str]) -> None:
-    name, ticks = _told(tmp_path, master, conf)
+    name, started = _told(tmp_path, master, conf)
     assert name != _OWN
-    assert ticks > 0, "the test of the others can fail"
+    assert started, "the test of the others can fail"
 
 
 @pytest.mark.exhaustive
 def test_hadoops_own_are_used_where_hadoops_files_name_another(tmp_path: Path) -> None:
     setting = f"<property><name>fs.file.impl</name><value>{_HADOOPS}</value></property>"
     (tmp_path / "core-site.xml").write_text(f"<configuration>{setting}</configuration>", encoding="utf-8")
-    name, ticks = _told(tmp_path, "local[2]", {}, HADOOP_CONF_DIR=str(tmp_path))
+    name, started = _told(tmp_path, "local[2]", {}, HADOOP_CONF_DIR=str(tmp_path))
     assert name == _HADOOPS
-    assert ticks > 0
+    assert started
 
 
 @pytest.mark.exhaustive
