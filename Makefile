@@ -86,7 +86,7 @@ lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/mypy
 
 clean: ## removes what running, testing and building leave behind, .venv too
-	rm -rf $(VENV) .venv-spark-* .venv-airflow .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) .venv-spark-* .venv-flink-* .venv-airflow .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

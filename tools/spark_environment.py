@@ -6,15 +6,11 @@ Such an environment has PySpark and takes everything else from the environment t
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import sysconfig
-import venv
-from pathlib import Path
+
+from tools.pip_environment import pip_environment
 
 __all__ = ["spark_environment"]
-
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 def spark_environment(release: str) -> str:
@@ -26,23 +22,8 @@ def spark_environment(release: str) -> str:
     Raises:
         subprocess.CalledProcessError: pip could not install it, and has said why.
     """
-    home = _ROOT / f".venv-spark-{release}"
-    python = home / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
-    if not any(packages.glob(f"pyspark-{release}.*.dist-info")):
-        print(f"Installing Spark {release} into {home.name}; the first time takes some minutes.", flush=True)
-        venv.create(home, clear=True, symlinks=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        subprocess.run([*pip, f"pyspark=={release}.*"], check=True)  # noqa: S603
+    installed = f"pyspark-{release}.*.dist-info"
+    python, packages = pip_environment(f".venv-spark-{release}", installed, [f"pyspark=={release}.*"])
     # Looked at after the environment's own packages.
     others = os.path.relpath(sysconfig.get_path("purelib"), packages)
     (packages / "others.pth").write_text(f"{others}\n", encoding="utf-8")
