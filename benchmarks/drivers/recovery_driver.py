@@ -14,10 +14,10 @@ import uuid
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.failures.stream import CONF, JOB, PARALLELISM, query
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -27,38 +27,18 @@ from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import SparkSessionResource
 from dagster_ckpt.spark import StreamingJob, StreamingRun
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-NAME = "driven"
-CONF = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-
 
 def main(root: Path, live: str, lease: timedelta, *, standby: bool) -> None:
     """Drive the stream until this process is killed."""
-    spark = SparkSessionResource(master="local[2]", conf=CONF, standby=int(standby))
-
-    def query(session: SparkSession) -> DataStreamWriter:
-        rows = session.readStream.schema("id LONG").option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
-        # Half a second for each batch, so that a kill falls into one.
-        slow = rows.selectExpr("id", "if(id % 1000 = 0, reflect('java.lang.Thread', 'sleep', 500L), '') AS slept")
-        writer = slow.where("slept IS NOT NULL OR id >= 0").dropDuplicates(["id"]).writeStream.format("parquet")
-        return writer.option("path", str(root / "out"))
+    spark = SparkSessionResource(master=f"local[{PARALLELISM}]", conf=CONF, standby=int(standby))
 
     job = StreamingJob(
-        name=NAME,
-        query=query,
-        session=partial(spark.session, NAME),
-        start_jvm=partial(spark.start_jvm, NAME),
+        name=JOB,
+        query=lambda session: query(session, root),
+        session=partial(spark.session, JOB),
+        start_jvm=partial(spark.start_jvm, JOB),
         config=CheckpointConfig(interval="1 s", heartbeat_interval=lease / 5, heartbeat_timeout=lease),
-        restart=RestartStrategies.fixed_delay_restart(3, "0 s"),
+        restart=RestartStrategies.fixed_delay_restart(1000, "0 s"),
         filesystem=open_filesystem(str(root / "checkpoints")),
         working_directory=root / live,
         deployment="benchmark",

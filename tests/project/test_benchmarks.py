@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from benchmarks.failures.case import STAGES, Case
+from benchmarks.failures.page import write_page
+from benchmarks.failures.results import Results
 from tests.helpers.local_spark import delta_conf, iceberg_conf
 
 if TYPE_CHECKING:
@@ -39,19 +43,15 @@ def _age(report: Any) -> None:
     assert 3 <= figures["tick", "3 jobs that are over, in a bucket"]["requests"] <= 6
 
 
-def _full_instance(report: Any) -> None:
-    figures = {record["what"]: record for record in report["records"]}
-    assert {record["storage"] for record in report["records"]} == {"PostgreSQL"}
-    assert {
-        "report of 40, each",
-        "report of one more, one less",
-        "tick that launches the next run",
-        "tick with nothing to do, 3 jobs",
-        "dagster-ckpt status",
-        "newest partition seen",
-        "its way back seen",
-    } <= set(figures)
-    assert all(record["seconds"] > 0 for record in figures.values())
+def _growth(report: Any) -> None:
+    small, large = report["sizes"]
+    assert (small["keys"], large["keys"]) == (500, 1000)
+    assert small["full"] < large["full"], "MB of a full copy"
+    for size in (small, large):
+        assert size["pin"] > 0
+        assert size["new"] > 0
+        assert size["restore"] > 0
+        assert size["ratio"] > 0
 
 
 def _imports(report: Any) -> None:
@@ -123,9 +123,10 @@ def _postgres_sink(report: Any) -> None:
 
 
 def _recovery(report: Any) -> None:
+    assert report["failed"] == []
     for kind in ("new run", "elsewhere", "in run", "no standby", "standby"):
         (case,) = report["cases"][kind]
-        assert case["first_batch"] == case["restored_batch"] + 1
+        assert case["restored"] >= 0
         assert case["stages"]["restore"] > 0
         assert case["stages"]["first_batch"] > 0
         assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
@@ -139,7 +140,7 @@ def _recovery(report: Any) -> None:
     (adopted,), (started,) = report["cases"]["standby"], report["cases"]["no standby"]
     assert "standby" in adopted["trace"]
     assert "JVM" in started["trace"]
-    assert report["ratios"]["total"] > 0
+    assert report["ratios"]["standby"]["total"] > 0
 
 
 def _request_cost(report: Any) -> None:
@@ -216,11 +217,7 @@ def _transactional_sink(report: Any) -> None:
 #: report must hold.
 _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     "age": ("--retained 30 --jobs 3 --latency 0.001 --rounds 3", False, _age),
-    "full_instance": (
-        "--runs 40 --jobs 3 --checkpoints 40 --rounds 1 --storages PostgreSQL",
-        True,
-        _full_instance,
-    ),
+    "growth": ("--keys 500 1000 --pairs 2 --batches 12 --interval 0.1", True, _growth),
     "imports": ("--rounds 1", False, _imports),
     "many_jobs": (
         "--jobs 8 --per-driver 4 --minutes 0.5 --every 15 --interval 3 --beat 2 --latency 0.001",
@@ -239,7 +236,8 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     ),
     "postgres_sink": ("--rows 10 --batches 2 --pairs 2", True, _postgres_sink),
     "recovery": (
-        "--cases 1 --jvm 0 --elsewhere 1 --standby 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000",
+        "--cases 1 --jvm 0 --elsewhere 1 --standby-elsewhere 0 --standby 1 --checkpoints 1 --restarts 1 --every 6 "
+        "--keys 1000 --no-archive",
         True,
         _recovery,
     ),
@@ -265,11 +263,13 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
 
 
 _NAMES = sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE))
-_MARKS = {
+_MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    # It runs overhead.py, which the build has.
+    "growth": (pytest.mark.exhaustive,),
     "tables": (
         pytest.mark.releases,
         pytest.mark.skipif(not (delta_conf() or iceberg_conf()), reason="no format of tables is for this Spark"),
-    )
+    ),
 }
 
 
@@ -291,14 +291,86 @@ def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(_PATIENCE + 60)
 def test_the_recovery_by_a_standby_for_the_whole_job(tmp_path: Path) -> None:
-    others = "--cases 0 --jvm 0 --elsewhere 0 --restarts 0"
-    arguments = [*shlex.split(f"{others} --whole-standby 1 --checkpoints 1"), "--directory", str(tmp_path / "work")]
-    report = _report("benchmarks/recovery.py", arguments, tmp_path)
-    (without,), (case,) = report["cases"]["no whole standby"], report["cases"]["whole standby"]
+    others = "--jvm 0 --elsewhere 0 --standby-elsewhere 1 --restarts 0 --no-archive"
+    page = tmp_path / "reference" / "recovery.md"
+    page.parent.mkdir()
+    arguments = f"{others} --cases 2 --whole-standby 2 --checkpoints 1 --keys 1000 --page {page}"
+    report = _recovery_report(arguments, tmp_path)
+    (without, _), (case, again) = report["cases"]["new run"], report["cases"]["whole standby"]
     assert {"process", "imports", "JVM"} <= set(without["trace"])
     assert not {"process", "imports", "JVM"} & set(case["trace"])
     assert {"detected", "decided", "unpack", "first commit"} <= set(case["trace"])
-    assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
+    assert again["restored"] > case["restored"], "the run that took over was killed in its turn"
+    (elsewhere,) = report["cases"]["standby elsewhere"]
+    assert elsewhere["total"] > report["parameters"]["lease"], "the other host took over while the run might live"
+    _is_told(page, report, "new run", "whole standby", "standby elsewhere")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("javac") is None, reason="the job of Flink is compiled by a JDK")
+@pytest.mark.timeout(_PATIENCE + 60)
+def test_the_recovery_of_flink(tmp_path: Path) -> None:
+    page = tmp_path / "reference" / "recovery.md"
+    page.parent.mkdir()
+    arguments = f"--cases 0 --jvm 1 --elsewhere 0 --restarts 0 --flink 2 --keys 1000 --no-archive --page {page}"
+    report = _recovery_report(arguments, tmp_path)
+    for kind in ("everything", "TaskManager", "task"):
+        first, second = report["cases"][f"Flink: {kind}"]
+        assert 0 < first["restored"] < second["restored"]
+        assert 0 < first["moments"]["running"] <= first["stages"]["first_record"]
+        assert first["stages"]["checkpoint"] > 0
+    _is_told(page, report, "jvm", "Flink: TaskManager")
+
+
+def test_a_failure_that_could_not_be_measured_is_told_and_loses_no_other(tmp_path: Path) -> None:
+    parameters = {"lease": 5.0} | dict.fromkeys(("keys", "cases", "whole_standby", "jvm", "restarts", "flink"), 3)
+    output, page = tmp_path / "report.json", tmp_path / "reference" / "recovery.md"
+    page.parent.mkdir()
+    results = Results(output, {**parameters, "elsewhere": 3})
+    asked = []
+
+    def broken(tried: int, missing: int) -> None:
+        asked.append((tried, missing))
+        if tried < 2:
+            results.add("elsewhere", _seconds(6.0 + 2 * tried))
+            raise TimeoutError(f"Waited in vain, {missing} to go")
+
+    results.take("elsewhere", "Another host", 3, broken)
+    assert asked == [(0, 3), (1, 2), (2, 1)]
+    kept = json.loads(output.read_text(encoding="utf-8"))
+    assert kept["failed"] == ["elsewhere: Waited in vain, 3 to go", "elsewhere: Waited in vain, 2 to go"]
+    gone_on = Results(output, kept["parameters"], kept)
+    gone_on.take("elsewhere", "Another host", 3, lambda tried, missing: asked.append((tried, missing)))
+    assert asked[3:] == [(0, 1), (1, 1), (2, 1)], "two of three are there"
+    gone_on.add("Flink: task", Case(7, {"first_record": 1.0, "checkpoint": 2.0}, {}, 3.0))
+    gone_on.add("in run", _seconds(1.5))
+    write_page(page, gone_on.report(), None)
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert "7, 7.9 (2)" in text
+    assert "the lease + 2.0 s (95th percentile: + 2.9 s)" in text
+    assert "| 1.5, 1.5 (1) | 3, 3 (1) | 1, 1 (1) | 0.50 |" in text
+    assert text.count("**A case failed**: elsewhere: Waited in vain") == 2
+
+
+def _seconds(total: float) -> Case:
+    return Case(7, dict.fromkeys(STAGES, 0.0) | {"first_batch": total}, {}, total)
+
+
+def _recovery_report(arguments: str, directory: Path) -> Any:
+    where = ["--directory", str(directory / "work")]
+    report = _report("benchmarks/recovery.py", [*shlex.split(arguments), *where], directory)
+    for case in (case for cases in report["cases"].values() for case in cases):
+        assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
+    return report
+
+
+def _is_told(page: Path, report: Any, *kinds: str) -> None:
+    """The page has the figures of the report, and the plot is beside it."""
+    text = page.read_text(encoding="utf-8")
+    for kind in kinds:
+        figures = report["summary"][kind]["total"]
+        assert f"{figures['median']:.3g}, {figures['p95']:.3g} ({len(report['cases'][kind])})" in text
+    assert (page.parents[1] / "images" / "recovery.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 def _report(script: str, arguments: list[str], directory: Path) -> Any:
