@@ -64,18 +64,22 @@ def _text(report: dict[str, Any], old: dict[str, Any]) -> str:
     lines = [
         "# Recovery beside Flink",
         "",
+        "```",
+        _command(parameters),
+        "```",
+        "",
         _wrapped(
-            f"Made by `{_command(parameters)}`. {report['measured_at'][:10]}, {machine['cpus']} cores, "
-            f"Python {machine['python']}, load average {min(loads):.1f} to {max(loads):.1f} at the failures."
+            f"{report['measured_at'][:10]}, {machine['cpus']} cores, Python {machine['python']}, load average "
+            f"{min(loads):.1f} to {max(loads):.1f} at the failures."
         ),
         "",
         _wrapped(
             f"One stream, failed in every way: each id of landing files once, {parameters['keys']:,} ids and more in "
             "RocksDB, a checkpoint each second. Seconds from the failure until the sink has committed something new, "
-            "median and 95th percentile (cases):"
+            "median and 95th percentile (cases), and the ratio of the medians:"
         ),
         "",
-        f"| what fails | this library |{before} Flink {FLINK} | its first record | ratio of the medians |",
+        f"| what fails | this library |{before} Flink {FLINK} | its first record | this library / Flink |",
         f"|---|---|{'---|' if old else ''}---|---|---|",
     ]
     for what, ours, flinks in _ROWS:
