@@ -13,7 +13,8 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
-from dagster_ckpt.spark.sinks.iceberg.table import Change, IcebergTable
+from dagster_ckpt.spark.sinks.iceberg.change import Change
+from dagster_ckpt.spark.sinks.iceberg.table import IcebergTable
 from tests.jobs.harness import Bench, Query, eventually
 from tests.jobs.plain.plain import leaves
 from tests.jobs.tables.common import committed, dying, into, run_without_checkpoint
@@ -442,6 +443,25 @@ def test_other_kinds_of_tables(bench: Bench, kind: str) -> None:
         newest = current(bench.sink)
         assert len(newest.spec().fields) == 1
         assert newest.current_snapshot().summary.additional_properties["team"] == "delays"
+
+
+def test_manifests_are_merged_when_the_table_says_so(table: Bench) -> None:
+    """Each batch adds a manifest. Without a merge, to read the table and to commit to it would take ever longer."""
+    sql(table, "ALTER TABLE {table} SET TBLPROPERTIES ('commit.manifest.min-count-to-merge' = '3')")
+    assert _manifests(table) == 2
+    counts = []
+    for _ in range(4):
+        table.tick(1)
+        counts.append(_manifests(table))
+    assert max(counts) == 3, f"{counts} manifests"
+    assert counts[-1] < 3, f"{counts} manifests"
+    assert seen(table) == table.expected()
+    table.tick(1, restore_from="chk-1")
+    assert seen(table) == table.expected()
+
+
+def _manifests(bench: Bench) -> int:
+    return len(current(bench.sink).inspect.manifests())
 
 
 def test_the_summary_tells_who_wrote_what(table: Bench) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.iceberg.change import Branch, Change
 from dagster_ckpt.spark.sinks.iceberg.lineage import History, Mark, Rollback, plan_rollback, plan_rollback_to_nothing
-from dagster_ckpt.spark.sinks.iceberg.table import Branch, Change, IcebergTable
+from dagster_ckpt.spark.sinks.iceberg.table import IcebergTable
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun, batch_of
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, TableSink

@@ -11,10 +11,10 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.iceberg.change import Branch, Change, Committed
 from dagster_ckpt.spark.sinks.iceberg.lineage import (
     History,
     Rollback,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-__all__ = ["Branch", "Change", "Committed", "IcebergTable"]
+__all__ = ["IcebergTable"]
 
 _STAGED_TABLES = "org.apache.iceberg.spark.SparkTableCache"
 _CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
@@ -42,6 +42,8 @@ _NEWEST_WITH_SPARK_40 = 2
 #: A property of a table, and settings of a session, by which Spark's own writers do not publish what they write.
 _WAP = "write.wap.enabled"
 _TO_PUBLISH = ("spark.wap.branch", "spark.wap.id")
+#: From how many manifests on Iceberg merges them; to look for what to merge takes a tenth of a short batch.
+_MERGED_FROM, _MERGED_BY_DEFAULT = "commit.manifest.min-count-to-merge", 100
 #: How often a commit is begun again because another writer was faster, and the seconds before it is.
 _TRIES = 20
 _PAUSE = 0.1
@@ -51,49 +53,6 @@ _FOR_GOOD = 2**63 - 1
 _BEGUN_AGAIN = frozenset(
     f"org.apache.iceberg.exceptions.{name}Exception" for name in ("CommitFailed", "CommitStateUnknown")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A branch at the new snapshot, which keeps snapshots from expiring.
-
-    Attributes:
-        name: the name of the branch.
-        since: the first of these snapshots that the new one comes from is the oldest that is kept; ``None`` stands for
-            the table before its first, which needs all. Without any the branch is removed.
-    """
-
-    name: str
-    since: Sequence[int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one commit does.
-
-    Attributes:
-        summary: properties of the new snapshot, the mark of a job among them.
-        files: Iceberg's data files to add.
-        rollback: what is taken back before.
-        branch: what the same commit does to a branch, ``None`` for nothing.
-    """
-
-    summary: Mapping[str, str]
-    files: Sequence[Any] = ()
-    rollback: Rollback = field(default_factory=Rollback)
-    branch: Branch | None = None
-
-
-class Committed(NamedTuple):
-    """What a commit has made, as the metadata tells that holds the commit.
-
-    Attributes:
-        snapshot: the snapshot.
-        table: the id that the table got when it was created.
-    """
-
-    snapshot: int
-    table: str
 
 
 class IcebergTable:
@@ -282,7 +241,7 @@ class IcebergTable:
             for file in undone:
                 update.deleteFile(file)
         else:
-            update = transaction.newAppend()
+            update = self._append(transaction)
             for file in change.files:
                 update.appendFile(file)
         for name, value in change.summary.items():
@@ -292,6 +251,15 @@ class IcebergTable:
         transaction.updateProperties().set(*newest_property(change.summary, made)).commit()
         if change.branch is not None:
             self._move(transaction, change.branch, made)
+
+    def _append(self, transaction: Any) -> Any:
+        """An append as a streaming query of Iceberg's makes it, until there are manifests enough to merge."""
+        metadata = transaction.currentMetadata()
+        current = metadata.currentSnapshot()
+        # The append reads the same list of manifests, and the snapshot keeps it.
+        count = 0 if current is None else int(current.dataManifests(self._table().io()).size())
+        enough = metadata.propertyAsInt(_MERGED_FROM, _MERGED_BY_DEFAULT)
+        return transaction.newFastAppend() if count < enough else transaction.newAppend()
 
     def _move(self, transaction: Any, branch: Branch, made: int) -> None:
         table, lines = transaction.table(), self._lines
