@@ -313,7 +313,7 @@ def _begin(filesystem: Any, names: list[str], *, over: bool) -> list[Any]:
 
 def beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *, stopped: bool = False) -> None:
     """Let every job give a sign of life, of this process."""
-    from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile  # noqa: PLC0415
     from dagster_ckpt.checkpoint.processes import ProcessIdentity  # noqa: PLC0415
 
     process = ProcessIdentity.current()
@@ -322,7 +322,16 @@ def beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *,
 
     def beat_of(pair: tuple[str, Any]) -> None:
         name, claim = pair
-        now = Heartbeat(claim.epoch, claim.run_id, (process,), sequence, 0.0, stopped, uptime=time.monotonic())
+        now = Heartbeat(
+            claim.epoch,
+            claim.run_id,
+            (process,),
+            sequence,
+            time.time(),
+            stopped,
+            uptime=time.monotonic(),
+            completed=Completed(f"{JOB_ID}/chk-1", claim.epoch),
+        )
         HeartbeatFile(filesystem, name).write(now)
 
     with ThreadPoolExecutor(32) as pool:

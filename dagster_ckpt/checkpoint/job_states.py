@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
-from dagster_ckpt.checkpoint.format import CheckpointMetadata
+from dagster_ckpt.checkpoint.format import CHANGED, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.checkpoint.one_look import OneLook
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import Clock, iso, seconds_of
@@ -107,7 +107,7 @@ def _looked(catalog: CheckpointCatalog, clock: Clock) -> JobState:
     if beat is not None and beat.run_id != claim.run_id:
         beat = None
     state, reason = _state(claim, end, beat, clock)
-    newest, damage = _newest(catalog)
+    newest, damage = _newest(catalog, beat if state == _RUNNING else None, clock)
     return JobState(
         name,
         state,
@@ -129,14 +129,36 @@ def _standbys(catalog: CheckpointCatalog, clock: Clock) -> tuple[Heartbeat, ...]
     return tuple(sign for sign in signs if sign.is_dead(clock) is None)
 
 
-def _newest(catalog: CheckpointCatalog) -> tuple[CheckpointMetadata | None, str]:
-    """The checkpoint that the job would go on from, or why nobody can tell."""
+def _newest(catalog: CheckpointCatalog, beat: Heartbeat | None, clock: Clock) -> tuple[CheckpointMetadata | None, str]:
+    """The checkpoint that the job would go on from, or why nobody can tell; ``beat`` is that of a run that lives."""
     try:
-        return find_newest(catalog).metadata, ""
+        named = None if beat is None else _named_by(beat, catalog, clock)
+        return named or find_newest(catalog).metadata, ""
     except StorageError:
         raise
     except CheckpointError as error:
         return None, _told(error)
+
+
+def _named_by(beat: Heartbeat, catalog: CheckpointCatalog, clock: Clock) -> CheckpointMetadata | None:
+    """The newest checkpoint by the word of the run that holds the job, ``None`` where only a search can tell.
+
+    A run beats as soon as a checkpoint of its epoch completes, and nobody else adds checkpoints to this epoch. So the
+    choice of the epoch and the listing of its lineage, which a search asks for, would tell the same.
+    """
+    completed = beat.completed
+    if completed is None or completed.epoch != beat.epoch or completed.checkpoint in catalog.records.quarantine.names():
+        return None
+    if abs(clock.time() - beat.beat_at) > beat.lease.timeout:
+        return None  # the run may have died after a checkpoint that it could not tell any more
+    job_id, _, name = completed.checkpoint.partition("/")
+    try:
+        metadata = catalog.load(job_id, checkpoint_id(name) or 0)
+    except StorageError:
+        raise
+    except CheckpointError:
+        return None  # deleted meanwhile, or damaged: the search says what that means
+    return metadata if metadata.epoch == beat.epoch and metadata.kind not in CHANGED else None
 
 
 def _told(error: CheckpointError) -> str:

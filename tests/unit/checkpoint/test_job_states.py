@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dagster_ckpt import FileSystemCheckpointStorage
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.checkpoint.job_states import job_state
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.errors import StorageError
+from dagster_ckpt.errors import CheckpointError, StorageError
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -146,3 +155,85 @@ def test_a_checkpoint_that_is_replaced_during_a_look_is_no_damage(job: StoredJob
     assert found.damage == ""
     assert found.newest is not None
     assert found.newest.name == "chk-2"
+
+
+def test_a_living_run_that_has_told_its_newest_checkpoint_costs_five_requests_of_a_bucket(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    job.checkpoint(store, 3)
+    job.beat(claim, alive=True, completed=job.checkpoint(store, 4))
+    with GcsServer() as server:
+        server.create_bucket("checkpoints")
+        for file in job.root.rglob("*"):
+            if file.is_file():
+                server.put("checkpoints", f"base/{file.relative_to(job.root)}", file.read_bytes())
+        connect = {"endpoint_url": server.url, "token": "anon", "project": "p"}
+        bucket = FileSystemCheckpointStorage(checkpoint_path="gs://checkpoints/base", storage_options=connect)
+        catalog = bucket.catalog(job.name)
+        server.log.clear()
+        found = job_state(catalog, SystemClock())
+        # The listings of `control` and of the epochs, the claim, the heartbeat, and one manifest.
+        assert len(server.log) == 5, server.log
+    assert (found.state, found.token) == ("RUNNING", claim.token)
+    assert found.newest is not None
+    assert found.newest.name == "chk-2"
+
+
+def test_a_run_that_may_have_died_after_a_checkpoint_is_not_taken_at_its_word(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    told = job.checkpoint(store, 3)
+    job.checkpoint(store, 4)
+    job.beat(claim, alive=True, completed=told)
+    beat = job.catalog.records.heartbeat.read()
+    assert beat is not None
+    elsewhere = replace(beat.processes[0], host="elsewhere/1")
+    for ago, newest in ((0.0, "chk-1"), (beat.lease.timeout + 1, "chk-2")):
+        job.catalog.records.heartbeat.write(replace(beat, processes=(elsewhere,), beat_at=beat.beat_at - ago))
+        found = job_state(job.catalog, SystemClock())
+        assert found.state == "RUNNING", "nobody who has not watched can tell"
+        assert found.newest is not None
+        assert found.newest.name == newest
+
+
+_STEPS = st.sampled_from(["begin", "complete", "complete", "beat", "quarantine", "damage", "lose", "die", "end"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(_STEPS, min_size=2, max_size=12))
+def test_a_look_finds_the_checkpoint_that_a_search_finds(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        job = StoredJob(Path(home) / "storage")
+        claim, store, told = job.claim(run_id()), None, None
+        for step in ["begin", *steps]:
+            newest = _searched(job)
+            if step == "begin" and not isinstance(newest, str):
+                claim = job.claim(run_id(), series=claim.series)
+                store = job.choose(claim, newest)
+                job.beat(claim, alive=True, completed=told)
+            elif step == "complete" and store is not None:
+                told = job.checkpoint(store, 1)
+                job.beat(claim, alive=True, completed=told)
+            elif step == "beat":
+                job.beat(claim, alive=True, completed=told)
+            elif step == "quarantine" and newest is not None and not isinstance(newest, str):
+                record = Quarantined(newest.reference, "by the test", claim.epoch, claim.run_id, "h", newest.written_at)
+                job.catalog.records.quarantine.add(record)
+            elif step == "damage" and newest is not None and not isinstance(newest, str):
+                (job.root / job.name / newest.reference / "_metadata").write_bytes(b"x")
+            elif step == "lose" and newest is not None and not isinstance(newest, str):
+                shutil.rmtree(job.root / job.name / newest.reference)
+            elif step == "die":
+                job.beat(claim, alive=False, completed=told)
+            elif step == "end":
+                job.end(claim, "FAILING")
+            found = job_state(job.catalog, SystemClock())
+            assert (found.damage or found.newest) == _searched(job)
+
+
+def _searched(job: StoredJob) -> CheckpointMetadata | str | None:
+    """The newest checkpoint by a search, or what is damaged."""
+    try:
+        return find_newest(job.catalog).metadata
+    except CheckpointError as error:
+        return f"{error.message} {error.hint}".strip()
