@@ -9,6 +9,9 @@ A is ``format("delta")`` or ``format("iceberg")``, whichever is for the Spark th
 by ``overhead.py``. Time is the sum of the batches' ``triggerExecution`` in Spark's own progress reports, for both.
 Processor time is that of this process and its JVM from the query's start to its end, which says more on a busy machine.
 Iceberg's catalog is a database of SQLite. The environments are those of ``tools/test_spark.py``.
+Reports become a page by
+
+    python benchmarks/tables.py --page docs/reference/table-sinks.md --reports iceberg.json delta.json
 """
 
 from __future__ import annotations
@@ -81,7 +84,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "tables", help="emptied first")
     parser.add_argument("--output", type=Path, help="JSON with every query; default: in the directory")
+    parser.add_argument("--page", type=Path, help="measure nothing, and write a Markdown page of the reports")
+    parser.add_argument("--reports", type=Path, nargs="+", default=[], help="what --output wrote")
     arguments = vars(parser.parse_args())
+    page, reports = arguments.pop("page"), arguments.pop("reports")
+    if page:
+        page.write_text(_page([json.loads(report.read_text("utf-8")) for report in reports]), encoding="utf-8")
+        return 0
     directory: Path = arguments.pop("directory").absolute()
     output: Path = (arguments.pop("output") or directory / "tables.json").absolute()
     options = Options(**arguments)
@@ -94,6 +103,7 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     with alone():
         spark = start_spark("tables", conf)
+    release = spark.version
     try:
         for kind in (PLAIN, OURS):  # warms the JVM up
             run_query(kind, spark, of, directory, options)
@@ -109,6 +119,8 @@ def main() -> int:
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": psutil.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "format": of,
+        "spark": release,
+        "packages": conf["spark.jars.packages"].split(",")[0],
         "parameters": arguments,
         "runs": runs,
         "summary": {
@@ -127,6 +139,42 @@ def main() -> int:
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"\nreport: {output}")
     return 0
+
+
+def _page(reports: list[dict[str, Any]]) -> str:
+    """The page of the documentation."""
+    lines = [
+        "# What the sinks of tables cost",
+        "",
+        "Made by `benchmarks/tables.py`. One stateless query reads the same files, one a batch, and writes them into a",
+        "new table each time, in one session, in pairs A B B A ...: **A** by the format's own writer",
+        '(`format("iceberg")`, `format("delta")`), **B** by the sink. Only the writer differs. Neither query has',
+        "checkpoints of this library; what these cost stands in [measured](measured.md). *Latency* is Spark's",
+        "`triggerExecution` without the first batch of each query, as the median; the ratio is the geometric mean of",
+        "the pairs' ratios. *Processor time* is that of Python and the JVM, per batch. *Load* is that of the machine,",
+        "as the mean of one-minute averages.",
+        "",
+        "| sink | Spark | rows a batch | latency A, B | B - A | latency B to A, 95 % | processor time B to A, 95 % | "
+        "pairs, batches each | load |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for report in reports:
+        told, given = report["summary"], report["parameters"]
+        a, b = told["batch_ms_median_A"], told["batch_ms_median_B"]
+        sink = {"iceberg": "IcebergSink", "delta": "DeltaSink"}[report["format"]]
+        latency, cpu = (
+            f"**{told[ratio]:.2f}**, {told[interval][0]:.2f} to {told[interval][1]:.2f}"
+            for ratio, interval in (("latency_B_to_A", "latency_95"), ("cpu_B_to_A", "cpu_95"))
+        )
+        lines.append(
+            f"| `{sink}` | {report['spark']} | {given['rows']:,} | {a:,.0f} ms, {b:,.0f} ms | {b - a:,.0f} ms "
+            f"| {latency} | {cpu} | {given['pairs']}, {given['batches']} | {told['load_mean']:.1f} |"
+        )
+    machines = sorted({f"{each['machine']['cpus']} cores, Python {each['machine']['python']}" for each in reports})
+    days = sorted({each["measured_at"][:10] for each in reports})
+    packages = sorted({each["packages"].partition(":")[2] for each in reports})
+    lines += ["", f"{'; '.join(machines)}; a local disk; {', '.join(packages)}; measured on {', '.join(days)}."]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -253,7 +253,8 @@ def _table(records: list[dict[str, Any]]) -> str:
 def _of_sinks(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
     sinks = list(dict.fromkeys(record["sink"] for record in ours))
     lines = [
-        f"**{OURS}**: {len(ours)} of {len(cases(sinks))} cases ran, {right} as promised ({_cell(ours)}).",
+        f"**{OURS}**: {len(ours)} of {len(cases(sinks))} cases ran, {right} as promised ({_cell(ours)}), with Spark "
+        f"{', '.join(sorted({record['spark'] for record in ours}))}.",
         _PLAIN_TOLD.format(_cell(records, system=PLAIN)),
         "",
         *_ABOUT_PLAIN,
