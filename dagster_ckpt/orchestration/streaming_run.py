@@ -20,7 +20,14 @@ from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import CheckpointError, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.attending import OwnRun, SparkSubmitResource, Told, attended, own_spark
+from dagster_ckpt.orchestration.attending import (
+    OwnRun,
+    SparkSubmitResource,
+    Told,
+    attended,
+    interrupts_in_words,
+    own_spark,
+)
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
@@ -108,8 +115,18 @@ def execute(
 
     Raises:
         CheckpointError: the start was refused, or the job failed and is not restarted within this run.
-        DagsterExecutionInterruptedError: the run was canceled.
+        InterruptedRun: the run was canceled, or told to end.
     """
+    with interrupts_in_words(context.instance, context.run.run_id):
+        result = _run(context, asset, report_interval)
+    if result is not None:
+        yield _materialized(result)
+
+
+def _run(
+    context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset, report_interval: float
+) -> RunResult | None:
+    """Run the query until it ends; ``None`` when a standby has not taken the job over."""
     clock = SystemClock()
     storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     catalog = storage.catalog(asset.name)
@@ -117,8 +134,6 @@ def execute(
     events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, clock)
     if names.stands_by(context.run.tags):
         result = _after_standing_by(context, asset, catalog, events, report_interval)
-        if result is None:
-            return
     else:
         is_resumed = names.is_resume(context.run.tags)
         try:
@@ -128,14 +143,14 @@ def execute(
                 give_way(context, error, clock)
             events.ended(error, context.run.run_id, is_resumed=is_resumed)
             raise
-    if result.status is JobStatus.CANCELED:
+    if result is not None and result.status is JobStatus.CANCELED:
         # An interrupt that cancels a query of this process is raised again, so this is a driver of its own that was
         # canceled through the storage. Dagster would call the run failed that ends so without a termination request.
         run = context.instance.get_run_by_id(context.run.run_id)
         if run is not None and not run.is_finished and run.status is not dg.DagsterRunStatus.CANCELING:
             context.instance.report_run_canceling(run, "dagster_ckpt: the job was canceled outside of Dagster")
         raise dg.DagsterExecutionInterruptedError
-    yield _materialized(result)
+    return result
 
 
 def _after_standing_by(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.events import JobCanceledData, JobFailureData
 
 from dagster_ckpt import SparkSubmitResource
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending.interruption import interrupts_in_words
 from dagster_ckpt.orchestration.attending.own_run import OwnRun
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -78,3 +83,68 @@ def test_a_job_that_is_canceled_outside_of_dagster_ends_its_run_as_canceled(tmp_
         assert run.status is Status.CANCELED
         (told,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
         assert "canceled outside of Dagster" in str(told.message)
+        (failed,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        event = failed.dagster_event
+        assert event is not None
+        error = event.step_failure_data.error
+        assert error is not None
+        assert (error.stack, error.message[:23]) == ([], "This run was terminated")
+
+
+@dg.op
+def stream() -> None:
+    """Is terminated as Dagster's UI does it: the run is marked, and then its process gets SIGTERM."""
+    context = dg.OpExecutionContext.get()
+    with interrupts_in_words(context.instance, context.run_id):
+        if context.run_tags.get("by") != "its host":
+            context.instance.report_run_canceling(context.run)
+        in_own_process = context.job_def.executor_def is dg.multiprocess_executor
+        os.kill(os.getppid() if in_own_process else os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+
+@dg.failure_hook
+def alerts(context: dg.HookContext) -> None: ...
+
+
+@dg.job(executor_def=dg.in_process_executor, hooks={alerts})
+def as_a_stream_has_it() -> None:
+    stream()
+
+
+@dg.job(executor_def=dg.multiprocess_executor, hooks={alerts})
+def as_an_asset_page_has_it() -> None:
+    stream()
+
+
+@pytest.mark.parametrize(
+    ("job", "by", "ends", "stacks"),
+    [
+        (as_a_stream_has_it, "a click", Status.CANCELED, 0),
+        (as_a_stream_has_it, "its host", Status.FAILURE, 0),
+        (as_an_asset_page_has_it, "a click", Status.CANCELED, 1),  # of Dagster's executor, which is told of no reason
+    ],
+    ids=["terminated", "told-to-go", "terminated-by-multiprocess"],
+)
+def test_an_interrupted_run_shows_a_sentence_and_not_where_the_interrupt_found_it(
+    job: dg.JobDefinition, by: str, ends: dg.DagsterRunStatus, stacks: int
+) -> None:
+    with (
+        dg.instance_for_test() as instance,
+        dg.execute_job(dg.reconstructable(job), instance, tags={"by": by}) as result,
+    ):
+        run = instance.get_run_by_id(result.run_id)
+        told = [entry.dagster_event for entry in instance.all_logs(result.run_id) if entry.dagster_event is not None]
+    assert run is not None
+    assert run.status is ends
+    (step,) = [event.step_failure_data.error for event in told if event.is_step_failure]
+    assert step is not None
+    assert step.stack == []
+    assert step.message.startswith("This run was terminated" if by == "a click" else "This run was told to end")
+    (error,) = [
+        data.error for event in told if isinstance(data := event.event_specific_data, JobCanceledData | JobFailureData)
+    ]
+    assert error is not None
+    assert bool(error.stack) == bool(stacks)
+    assert stacks or error == step
+    assert not [event for event in told if event.is_hook_event], "nothing has failed, so nobody is alerted"
