@@ -13,14 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint import (
-    CancelRequest,
-    CheckpointCatalog,
-    Claim,
-    End,
-    Failure,
-    Lease,
-)
+from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import (
@@ -97,6 +90,8 @@ class Attendant:
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False
+        #: On the monotonic clock: from then on the epochs of a bucket are listed, although the driver beats.
+        self._list_at = 0.0
 
     def submit(
         self,
@@ -238,22 +233,24 @@ class Attendant:
         return ended
 
     def _seen(self) -> End | None:
+        asked, heartbeat = self._clock.monotonic(), self._records.heartbeat.read()
+        if heartbeat is not None and self._goes_on(heartbeat, asked):
+            self._tell(heartbeat)
+            return None
         claim = self._newest_claim()
         if claim is None:
             self._check_unclaimed()
             return None
         end = self._records.epochs.read_end(claim.epoch)
         heartbeat = self._records.heartbeat.read()
-        try:
-            self._report.look(heartbeat)
-        except Exception as error:  # the job survives a failed report, and the next look reports
-            self._told.log(logging.WARNING, f"The job could not be reported now: {redacted(str(error))}")
+        self._tell(heartbeat)
         own = heartbeat is not None and heartbeat.epoch == claim.epoch
         if heartbeat is not None and own:
             self._lease = heartbeat.lease
         if end is not None and end.is_final and own and heartbeat is not None and heartbeat.stopped:
             return end
         dead, _ = self._records.heartbeat.judged(claim, end, self._clock)
+        self._list_at = self._clock.monotonic() + 2 * self._lease.timeout
         if dead is None or self._records.epochs.highest() != claim.epoch:
             return None
         end = self._records.epochs.read_end(claim.epoch)  # the driver's last word may have come between
@@ -263,6 +260,20 @@ class Attendant:
             f"The driver of run {self._driver} is dead: {dead}.",
             hint="The resume sensor resumes the job by its restart strategy, in a new run with a new driver.",
         )
+
+    def _goes_on(self, heartbeat: Heartbeat, asked: float) -> bool:
+        """Whether the driver beats as before, so that a bucket need not be asked for its epochs yet."""
+        claim = self._claim
+        if claim is None or not self._catalog.filesystem.is_distant or asked >= self._list_at or heartbeat.stopped:
+            return False
+        is_own = (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
+        return is_own and self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0] is None
+
+    def _tell(self, heartbeat: Heartbeat | None) -> None:
+        try:
+            self._report.look(heartbeat)
+        except Exception as error:  # the job survives a failed report, and the next look reports
+            self._told.log(logging.WARNING, f"The job could not be reported now: {redacted(str(error))}")
 
     def _newest_claim(self) -> Claim | None:
         """The newest claim of the driver, ``None`` before the first.

@@ -101,6 +101,8 @@ def test_a_run_that_attends_a_driver_looks_and_gives_signs_as_often_as_the_drive
     with pytest.raises(KeyboardInterrupt):
         attendant.attend()
     assert bucket.asked("replace attendant") == pytest.approx(61, abs=3)
+    assert bucket.asked("list epochs") <= 14, "once in two timeouts, and while the checkpoints are listed"
+    assert bucket.asked("read heartbeat") == pytest.approx(73, abs=8), "once a look, and once more with each listing"
     assert bucket.asked("list deletions") <= 4, "what is retained is listed seldom while the driver tells nothing new"
     sign = bucket.catalog.records.attendant.read()
     assert sign is not None
