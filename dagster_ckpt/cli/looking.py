@@ -30,7 +30,7 @@ from dagster_ckpt.cli.places import (
 )
 from dagster_ckpt.cli.printing import for_people, progress, say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
+from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide, format_size
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -93,7 +93,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     lineages = {row["checkpoint"].partition("/")[0] for row in rows}
     is_one = job is not None and len(lineages) == 1
     say_table(
-        ("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", ""),
+        ("job", "checkpoint", "batch", "epoch", "kind", "files", "size", "new", "written", ""),
         (
             (
                 row["job"],
@@ -101,14 +101,15 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
                 "?" if row["batch"] is None else str(row["batch"]),
                 "?" if row["epoch"] is None else str(row["epoch"]),
                 row["kind"],
-                *("?" if row[name] is None else f"{row[name]:,}" for name in ("files", "bytes", "new_bytes")),
+                "?" if row["files"] is None else f"{row['files']:,}",
+                *("?" if row[name] is None else format_size(row[name]) for name in ("bytes", "new_bytes")),
                 (row["written_at"] or "?")[:19],
                 ", ".join(mark for mark in ("newest", "pinned", "quarantined") if row[mark]),
             )
             for row in rows
         ),
         whole="checkpoint",
-        spare=("job",) * (len(jobs) == 1) + ("files", "new bytes", "kind", "epoch", "bytes", "batch"),
+        spare=("job",) * (len(jobs) == 1) + ("files", "new", "kind", "epoch", "size", "batch"),
     )
     if is_one:
         say(f"All of lineage {lineages.pop()}.")
@@ -134,7 +135,7 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     for key, value in told.items():
         say(f"{key:<24} {for_people(key, value)}")
     for file in metadata.files:
-        say(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
+        say(f"  {format_size(file.size):>12}  {file.path}  ({file.reference or 'in _metadata'})")
 
 
 @click.command()
@@ -297,20 +298,20 @@ def retention(
         say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status`.")
         return
     say_table(
-        ("checkpoint", "written", "bytes", "", "frees", "reason"),
+        ("checkpoint", "written", "size", "", "frees", "reason"),
         (
             (
                 row["checkpoint"],
                 row["written_at"][:19],
-                f"{row['bytes']:,}",
+                format_size(row["bytes"]),
                 "keep" if row["keep"] else "delete",
-                "" if row["keep"] else f"{row['freed_bytes']:,}",
+                "" if row["keep"] else format_size(row["freed_bytes"]),
                 row["reason"],
             )
             for row in rows
         ),
         whole="checkpoint",
-        spare=("bytes", "written"),
+        spare=("size", "written"),
     )
     say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
 

@@ -33,6 +33,8 @@ _NARROWEST = 6
 _KIB = 1 << 10
 #: Milliseconds from here on are a point in time, and fewer are a duration.
 _YEAR_1973_MS = 10**11
+#: Names that are points in time, however early.
+_TIMES = ("watermark_ms", "timestamp_ms")
 #: Most rows of a table whose cells are folded.
 _LONG = 1000
 
@@ -66,16 +68,20 @@ def warn(text: object, *, color: str | None = None) -> None:
 
 
 def for_people(name: str, value: object) -> str:
-    """A value as a person reads it: a time, a duration or a size where its dotted name says that it is one."""
-    from dagster_ckpt.config import format_size  # noqa: PLC0415 - loads pydantic, which `--help` does not need
+    """A value as a person reads it, by its dotted name: a time, a duration, a size or a rate with its unit."""
+    from dagster_ckpt.config import format_size, measured_duration  # noqa: PLC0415 - pydantic: `--help` needs it not
 
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if name.endswith(_TIMES):
+            return iso(value / 1000)
         if "_ms" in name:
-            return iso(value / 1000) if value >= _YEAR_1973_MS else f"{value / 1000:g} s"
+            return iso(value / 1000) if value >= _YEAR_1973_MS else measured_duration(value)
         if isinstance(value, int) and name.endswith("bytes"):
-            return f"{value:,}{f' ({format_size(value)})' * (value >= _KIB)}"
+            return f"{value:,} bytes ({format_size(value)})" if value >= _KIB else format_size(value)
+        if name.endswith("per_second"):
+            return f"{value:,.4g} per second"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 

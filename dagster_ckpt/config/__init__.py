@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.live_location import LiveLocationPlace
     from dagster_ckpt.config.option_types import Place
     from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
-    from dagster_ckpt.config.quantities import duration_of, format_duration, format_size, parse_duration
+    from dagster_ckpt.config.quantities import (
+        duration_of,
+        format_duration,
+        format_size,
+        measured_duration,
+        parse_duration,
+    )
     from dagster_ckpt.config.recovery import (
         EARLIEST,
         LATEST,
@@ -120,5 +126,6 @@ __all__ = [
     "format_duration",
     "format_size",
     "load_object",
+    "measured_duration",
     "parse_duration",
 ]

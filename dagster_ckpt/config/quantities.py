@@ -18,7 +18,16 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["Duration", "duration_of", "format_duration", "format_size", "milliseconds", "parse_duration", "parse_size"]
+__all__ = [
+    "Duration",
+    "duration_of",
+    "format_duration",
+    "format_size",
+    "measured_duration",
+    "milliseconds",
+    "parse_duration",
+    "parse_size",
+]
 
 _DURATIONS = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
@@ -85,6 +94,14 @@ def format_duration(value: timedelta) -> str:
         if milliseconds and milliseconds % factor == 0:
             return f"{milliseconds // factor} {unit}"
     return f"{milliseconds} ms"
+
+
+def measured_duration(milliseconds: float) -> str:
+    """A measured time for people, in its largest unit: ``1.5 ms``, ``2.61 s`` or ``12.00 min``."""
+    for unit, factor in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if abs(milliseconds) >= factor:
+            return f"{milliseconds / factor:,.2f} {unit}"
+    return f"{round(milliseconds, 3) if abs(milliseconds) < 1 else round(milliseconds, 1):g} ms"
 
 
 def format_size(value: int) -> str:

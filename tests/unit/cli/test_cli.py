@@ -34,7 +34,9 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import looking, main, places
+from dagster_ckpt.cli.printing import for_people
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config.quantities import format_size, measured_duration
 from dagster_ckpt.errors import CheckpointNotFound
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
@@ -84,6 +86,35 @@ def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[C
     table = call(storage, "list").stdout
     assert all(item.reference in table for item in taken)
     assert "newest" in table.splitlines()[-2]
+
+
+def test_each_number_that_people_read_has_its_unit(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    newest = taken[-1]
+    told = call(storage, "describe", JOB).stdout
+    size = format_size(newest.size)
+    assert re.search(rf"^bytes +({re.escape(size)}|{newest.size:,} bytes \({re.escape(size)}\))$", told, re.MULTILINE)
+    for step, took in newest.timings_ms.items():
+        assert re.search(rf"^timings_ms\.{step} +{re.escape(measured_duration(took))}$", told, re.MULTILINE)
+    assert all(f"{format_size(file.size)}  {file.path}" in told for file in newest.files)
+    row = next(line for line in call(storage, "list", JOB).stdout.splitlines() if newest.name in line)
+    assert f" {size} " in row
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("timings_ms.align", 1.5, "1.5 ms"),
+        ("spark.progress.batch_ms", 2614, "2.61 s"),
+        ("spark.watermark_ms", 0, "1970-01-01T00:00:00"),
+        ("spark.timestamp_ms", 1_790_000_000_000, "2026-09-21T"),
+        ("new_bytes", 12, "12 bytes"),
+        ("bytes", 3 << 19, "1,572,864 bytes (1.5 MiB)"),
+        ("spark.progress.rows_per_second", 1234.56789, "1,235 per second"),
+        ("batch", 12345, "12345"),
+    ],
+)
+def test_a_number_is_told_by_its_name(name: str, value: float, shown: str) -> None:
+    assert for_people(name, value).startswith(shown)
 
 
 def on_a_terminal(storage: Path, command: list[str], columns: int) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.quantities import format_size, parse_size
+from dagster_ckpt.config.quantities import format_size, measured_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,21 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
 )
 def test_what_people_read(size: int, shown: str) -> None:
     assert format_size(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [
+        (0, "0 ms"),
+        (0.0015, "0.002 ms"),
+        (1.5, "1.5 ms"),
+        (286.987, "287 ms"),
+        (2_614, "2.61 s"),
+        (90_000, "1.50 min"),
+        (-90_000, "-1.50 min"),
+        (5_400_000, "1.50 h"),
+        (1_000 * 86_400_000, "1,000.00 d"),
+    ],
+)
+def test_a_measured_time_has_the_unit_in_which_people_say_it(milliseconds: float, shown: str) -> None:
+    assert measured_duration(milliseconds) == shown
