@@ -74,10 +74,13 @@ def for_people(name: str, value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if name.endswith(_TIMES):
-            return iso(value / 1000)
+        if name.endswith(_TIMES) or ("_ms" in name and value >= _YEAR_1973_MS):
+            try:
+                return iso(value / 1000)
+            except (ValueError, OverflowError, OSError):  # before the year 1, or after 9999
+                return f"{value} ms"
         if "_ms" in name:
-            return iso(value / 1000) if value >= _YEAR_1973_MS else measured_duration(value)
+            return measured_duration(value)
         if isinstance(value, int) and name.endswith("bytes"):
             return f"{value:,} bytes ({format_size(value)})" if value >= _KIB else format_size(value)
         if name.endswith("per_second"):

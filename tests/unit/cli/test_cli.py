@@ -107,6 +107,8 @@ def test_each_number_that_people_read_has_its_unit(storage: Path, taken: list[Ch
         ("spark.progress.batch_ms", 2614, "2.61 s"),
         ("spark.watermark_ms", 0, "1970-01-01T00:00:00"),
         ("spark.timestamp_ms", 1_790_000_000_000, "2026-09-21T"),
+        ("spark.watermark_ms", -(2**63), "-9223372036854775808 ms"),
+        ("spark.timestamp_ms", 2**63 - 1, "9223372036854775807 ms"),
         ("new_bytes", 12, "12 bytes"),
         ("bytes", 3 << 19, "1,572,864 bytes (1.5 MiB)"),
         ("spark.progress.rows_per_second", 1234.56789, "1,235 per second"),
