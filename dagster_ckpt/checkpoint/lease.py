@@ -70,7 +70,7 @@ class Lease:
 
     @property
     def settled(self) -> float:
-        """For so long a late beat may hide a newer one: until the holder of the job beats again."""
+        """Within so long the holder of a job beats again, unless beats hang."""
         return self.interval + self.patience
 
     @property

@@ -41,8 +41,8 @@ class Heart:
     * A beat first reads the heartbeat file, then decides what to write. If a later beat has been written by then, the
       earlier beat gives up. So only a beat that hangs during its write can be late.
     * A late beat may overwrite a newer heartbeat, of this run or of a run that has taken the job over, until the
-      holder of the job beats again: for at most :attr:`Lease.settled`. Readers trust silence or an older epoch only
-      after they have seen it for so long; a sequence that goes back counts as a change like any other.
+      holder of the job beats again, and the next beats may hang, too. So readers trust the age of a beat or an older
+      epoch only after they have seen the same beat for a lease; a sequence that goes back counts as a change.
     * After the last beat, which says that the run has ended, no beat is begun. An earlier beat that returns later
       waits until a new holder would have beaten, checks whether the file still says that the run has ended, and
       otherwise writes the last beat again. If the process is gone by then, its own host knows that, and another host

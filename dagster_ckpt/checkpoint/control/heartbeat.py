@@ -10,6 +10,7 @@ nobody can set. For a heartbeat of another host, only the time counts for which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,10 +45,12 @@ __all__ = [
 
 #: Why a run is dead that was told to stop, though nobody had canceled the job (docs/adr/0015).
 INTERRUPTED = "it was interrupted"
+#: Seconds: less may not move a clock of floating point at all.
+_SHORTEST_WAIT = 0.001
 #: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
 beating_here: set[tuple[str, str]] = set()
-#: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
-_seen: dict[tuple[str, ...], tuple[object, float]] = {}
+#: The state seen last, since when and when last in monotonic seconds, by the name of what was looked at.
+_seen: dict[tuple[str, ...], tuple[object, float, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class Heartbeat:
         if driver.is_here and not driver.is_alive():
             return f"its process {driver.pid} is gone"
         silent = self.silent_for(clock, unchanged, asked)
-        if silent is None or silent <= self.lease.timeout or (unchanged is not None and unchanged < self.lease.settled):
+        if silent is None or silent <= self.lease.timeout or (unchanged is not None and unchanged < self.lease.timeout):
             return None
         told = f"no heartbeat for {silent:.0f} s"
         if not driver.is_here:
@@ -211,32 +214,34 @@ class HeartbeatFile:
     def watched(self, clock: Clock, wait: Callable[[float], object]) -> tuple[Heartbeat | None, str | None]:
         """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.
 
-        A heartbeat of another host is watched until it changes, or for a lease. A silent heartbeat of this host is
-        watched until it changes, or for as long as a late beat may hide a newer one. Only the time between the answer
-        to the first look and the question of the last look counts: a look that hangs shows an old heartbeat.
+        A heartbeat that does not show by itself how its holder is doing is watched until it changes, or for a lease.
+        Only the time between the answer to the first look and the question of the last look counts: a look that hangs
+        shows an old heartbeat. Where this process has just looked again and again, as a standby does, its first look
+        counts.
 
         Args:
             clock: of this host.
             wait: sleeps for so many seconds.
         """
+        asked = clock.monotonic()
         heartbeat = self.read()
         if heartbeat is None:
             return None, None
-        dead, lease = heartbeat.is_dead(clock, unchanged=0.0), heartbeat.lease
-        silent = heartbeat.silent_for(clock)
+        lease, silent = heartbeat.lease, heartbeat.silent_for(clock, asked=asked)
+        unchanged = self._unchanged_for(heartbeat, clock, asked, within=lease.settled)
+        dead = heartbeat.is_dead(clock, unchanged=unchanged, asked=asked)
         if dead is not None or (silent is not None and silent <= lease.timeout):
             return heartbeat, dead
-        asked = since = clock.monotonic()
-        longest = lease.timeout if silent is None else lease.settled
-        while asked - since < longest:
-            wait(min(lease.interval, longest - (asked - since)))
+        while unchanged < lease.timeout:
+            wait(min(lease.interval, max(lease.timeout - unchanged, _SHORTEST_WAIT)))
             asked = clock.monotonic()
             now = self.read()
             if now is None:
                 return None, None
-            if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
+            unchanged = self._unchanged_for(now, clock, asked)
+            if now.stopped or unchanged == 0:
                 return now, now.is_dead(clock, unchanged=0.0, asked=asked)
-        return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, asked - since):.0f} s"
+        return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, unchanged):.0f} s"
 
     def judged(self, claim: Claim, end: End | None, clock: Clock) -> tuple[str | None, float]:
         """Why the run that made the newest claim is dead, ``None`` while it may live; and its last sign of life.
@@ -259,7 +264,7 @@ class HeartbeatFile:
     ) -> tuple[str | None, float]:
         """As :meth:`judged`, by a heartbeat that was just read, and was asked for at ``asked`` (monotonic)."""
         now, claimed_at = clock.time(), seconds_of(claim.claimed_at)
-        same = unchanged_for((*self.key, "epoch"), None if heartbeat is None else heartbeat.epoch, clock, asked)
+        unchanged = math.inf if heartbeat is None else self._unchanged_for(heartbeat, clock, asked)
         if heartbeat is None or heartbeat.epoch != claim.epoch:
             if end is not None and end.is_final:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
@@ -268,13 +273,12 @@ class HeartbeatFile:
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
             timeout = max(UNSAID.timeout, claim.lease.timeout)  # a first beat may take longer than the next ones
-            # If a late beat of an earlier epoch has replaced a newer beat, the next beat puts that right.
-            if silent <= timeout or (heartbeat is not None and same < heartbeat.lease.settled):
+            # A late beat of an earlier epoch may have replaced a newer beat.
+            if silent <= timeout or unchanged < timeout:
                 return None, claimed_at
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
         worker = heartbeat.worker or heartbeat.processes[0]
-        unchanged = unchanged_for(self.key, (heartbeat.run_id, heartbeat.epoch, heartbeat.sequence), clock, asked)
         # By this host's clock: a holder's clock that is ahead would put the restart into the future.
         silent = heartbeat.silent_for(clock, unchanged, asked) or 0.0
         recent, last_sign = silent <= heartbeat.lease.timeout, now - silent
@@ -284,6 +288,10 @@ class HeartbeatFile:
         if heartbeat.stopped and end is None:
             return INTERRUPTED if heartbeat.interrupted else "it stopped and recorded no end", last_sign
         return heartbeat.is_dead(clock, unchanged=unchanged, asked=asked), last_sign
+
+    def _unchanged_for(self, heartbeat: Heartbeat, clock: Clock, asked: float, *, within: float = math.inf) -> float:
+        state = (heartbeat.run_id, heartbeat.epoch, heartbeat.sequence)
+        return unchanged_for((self.url,), state, clock, asked, within=within)
 
     def free_job(self, clock: Clock, wait: Callable[[float], object]) -> Sequence[ProcessIdentity]:
         """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.
@@ -330,7 +338,9 @@ class HeartbeatFile:
         return tuple(killed)
 
 
-def unchanged_for(what: tuple[str, ...], state: object, clock: Clock, asked: float | None = None) -> float:
+def unchanged_for(
+    what: tuple[str, ...], state: object, clock: Clock, asked: float | None = None, *, within: float = math.inf
+) -> float:
     """For how many seconds this process has seen the same state of something at each look; 0 at the first look.
 
     Args:
@@ -338,12 +348,13 @@ def unchanged_for(what: tuple[str, ...], state: object, clock: Clock, asked: flo
         state: the state that the last look has shown.
         clock: of this host.
         asked: when that look began, on the monotonic clock: the answer may have been long on its way. By default now.
+        within: a look that follows the look before it after more seconds is a first look.
     """
     asked = clock.monotonic() if asked is None else asked
-    before, since = _seen.get(what, (None, asked))
-    if before != state:
+    before, since, last = _seen.get(what, (None, asked, asked))
+    if before != state or asked - last > within:
         asked = since = clock.monotonic()
-    _seen[what] = (state, since)
+    _seen[what] = (state, since, asked)
     return max(asked - since, 0.0)
 
 

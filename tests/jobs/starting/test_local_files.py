@@ -40,9 +40,10 @@ record.enable("jdk.ProcessStart")
 record.start()
 run_small_query(spark, scratch)
 record.stop()
-recorded = spark._jvm.java.nio.file.Path.of(str(scratch / "processes.jfr"), spark.sparkContext._gateway.new_array(spark._jvm.String, 0))
+recorded = spark._jvm.java.io.File(str(scratch / "processes.jfr")).toPath()
 record.dump(recorded)
-started = [str(event.getString("command")) for event in spark._jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(recorded)]
+events = spark._jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(recorded)
+started = [str(event.getString("command")) for event in events]
 used = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
 rows = spark.read.parquet(str(scratch / "out")).count()
 print("told", json.dumps([used.getClass().getName(), started, rows, spark._jvm.System.getProperty("java.class.path")]))
@@ -50,7 +51,7 @@ print("told", json.dumps([used.getClass().getName(), started, rows, spark._jvm.S
 
 
 def _told(directory: Path, master: str, conf: dict[str, str], **environment: str) -> tuple[str, list[str]]:
-    """The file system of a query's files, and the commands of the processes that the driver's JVM has started for them."""
+    """The file system of a query's files, and the commands of the processes that the JVM has started for them."""
     made = directory / "tmp"
     made.mkdir()
     inherited = {key: value for key, value in os.environ.items() if key != "SPARK_DIST_CLASSPATH"}

@@ -290,7 +290,7 @@ def test_what_is_seen_for_the_first_time_may_lie_over_a_newer_beat(
     claim = job.claim(run_id(), ago=100)
     job.beat(claim, alive=True, ago=31)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
-    pass_time(Lease().settled)
+    pass_time(Lease().timeout)
     sensor.request()
     assert "no heartbeat for " in job.failures.of(claim.series)[0].reason, "a busy machine adds seconds"
 
@@ -694,7 +694,7 @@ def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(
     config = configured(restart="exponential-delay", path=wanted)
     claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config), ago=60)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive"), "a beat of before may lie over its own"
-    pass_time(Lease().settled)
+    pass_time(Lease().timeout)
     request = sensor.request()
     asked = request.run_config["ops"]["orders"]["config"]
     assert asked["configuration"] == config["ops"]["orders"]["config"]["configuration"]

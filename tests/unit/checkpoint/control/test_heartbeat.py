@@ -150,8 +150,8 @@ class TestIsDead:
     def test_here_silence_counts_when_it_cannot_lie_over_a_newer_beat(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity.current())
         clock.advance(42)
-        assert heartbeat.is_dead(clock, unchanged=SETTLED - 0.1) is None
-        assert str(heartbeat.is_dead(clock, unchanged=SETTLED)).startswith("no heartbeat for 42 s")
+        assert heartbeat.is_dead(clock, unchanged=LEASE - 0.1) is None
+        assert str(heartbeat.is_dead(clock, unchanged=LEASE)).startswith("no heartbeat for 42 s")
 
     @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
     def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
@@ -222,7 +222,7 @@ class TestFreeJob:
             clock.advance(LEASE + 1)
             started = clock.now
             assert list(file.free_job(clock, clock.advance)) == [identity]
-            assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
+            assert LEASE <= clock.now - started <= LEASE + INTERVAL
             assert not identity.is_alive()
 
     @pytest.mark.parametrize("epoch", [1, 2], ids=["its own", "of a later epoch"])

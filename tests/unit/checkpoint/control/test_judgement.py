@@ -59,12 +59,12 @@ class TestMoments:
         assert seen == [None, None, dead]
 
     def test_a_claim_under_a_beat_of_an_earlier_epoch(self, file: HeartbeatFile, clock: ManualClock) -> None:
-        """A late beat of the earlier epoch may hide a beat of the claim until the next beat is due."""
+        """A late beat of the earlier epoch may hide a beat of the claim, for as long as the next beats hang."""
         claim = claim_of(clock, host=this_host(), epoch=2)
         file.write(beat(clock))
         clock.advance(LEASE + 5)
         assert file.judged(claim, None, clock)[0] is None
-        clock.advance(Lease().settled - 0.5)
+        clock.advance(LEASE - 0.5)
         assert file.judged(claim, None, clock)[0] is None
         clock.advance(0.5)
         assert str(file.judged(claim, None, clock)[0]).startswith("no heartbeat since it took the job over")
@@ -80,16 +80,30 @@ class TestMoments:
         assert file.watched(clock, wait)[1] == "no heartbeat for 30 s"
         assert waits == [7, 7, 7, 7, 2]
 
-    def test_a_silent_run_of_this_host_is_watched_until_a_late_beat_is_out_of_the_question(
-        self, file: HeartbeatFile, clock: ManualClock
-    ) -> None:
+    def test_a_silent_run_of_this_host_is_watched_for_its_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
         lease = Lease(0.3, 0.9)
         file.write(replace(beat(clock, HERE), lease=lease))
         clock.advance(5)
         began = clock.now
         _, dead = file.watched(clock, clock.advance)
-        assert str(dead).startswith("no heartbeat for 5 s")
-        assert clock.now - began == pytest.approx(lease.settled)
+        assert str(dead).startswith("no heartbeat for 6 s")
+        assert clock.now - began == pytest.approx(lease.timeout, abs=0.01)
+
+    def test_a_run_that_was_just_looked_at_again_and_again_is_not_watched_anew(
+        self, file: HeartbeatFile, clock: ManualClock
+    ) -> None:
+        lease = Lease(2, 30)
+        file.write(replace(beat(clock), lease=lease))
+        claim = claim_of(clock)
+        for _ in range(6):
+            assert file.judged(claim, None, clock)[0] is None
+            clock.advance(6)
+        began = clock.now
+        assert file.watched(clock, clock.advance)[1] == "no heartbeat for 36 s"
+        assert clock.now == began
+        clock.advance(lease.settled + 0.1)
+        assert file.watched(clock, clock.advance)[1] == "no heartbeat for 30 s"
+        assert clock.now - began == pytest.approx(lease.settled + 0.1 + lease.timeout)
 
     def test_a_beat_during_the_watch_is_a_sign_of_life_however_old_it_is(
         self, file: HeartbeatFile, clock: ManualClock
