@@ -66,8 +66,8 @@ def mid_batch(catalog: CheckpointCatalog, checkpoints: int) -> CheckpointLocatio
     chosen = catalog.choice()
     if chosen is None:
         return None
-    restored = -1 if chosen[1].restored is None else catalog.resolve(chosen[1].restored).batch
-    if sum(metadata.batch > restored for metadata in catalog.completed(chosen[1].job_id)[0]) < checkpoints:
+    completed = catalog.completed(chosen[1].job_id)[0]
+    if sum(metadata.checkpoint_id >= chosen[1].first_id for metadata in completed) < checkpoints:
         return None
     location = CheckpointLocation(Path(chosen[1].live))
     return location if location.planned() is not None else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -307,7 +306,6 @@ def test_the_recovery_by_a_standby_for_the_whole_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(shutil.which("javac") is None, reason="the job of Flink is compiled by a JDK")
 @pytest.mark.timeout(_PATIENCE + 60)
 def test_the_recovery_of_flink(tmp_path: Path) -> None:
     page = tmp_path / "reference" / "recovery.md"

@@ -1,7 +1,8 @@
 """The resume sensor: finds jobs whose run has died or failed, and launches a run that continues the job.
 
 At every tick a look at each job tells whether there is anything to do. Jobs are looked at side by side, and what an
-earlier look has read and what cannot have changed since is not read again. For a job with something to do the sensor
+earlier look has read and what cannot have changed since is not read again. A tick that finds nothing to do stays a
+little, and looks again when the process of a run dies (:mod:`.staying`). For a job with something to do the sensor
 reads all facts anew (the storage first, Dagster's runs second), so it may be stopped, doubled or moved to another
 instance at any time. In a bucket such jobs are acted on side by side, too. The sensor also launches the runs that
 rollbacks wait for.
@@ -10,18 +11,20 @@ rollbacks wait for.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog
+from dagster_ckpt.checkpoint import CheckpointCatalog, Sight
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
+from dagster_ckpt.orchestration.sensors.staying import STAY, drivers_here, may_stay, one_has_died
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
@@ -66,64 +69,80 @@ def build_resume_sensor(
         from dagster_ckpt.orchestration.sensors import job_watch  # noqa: PLC0415 - only for ticks
 
         nonlocal sees_to_standbys
+        until = time.monotonic() + STAY
+        cursor = _Cursor.of(context.cursor)
+        stays = may_stay(context.instance)
         requests: list[dg.RunRequest] = []
         quiet: list[tuple[str, str]] = []
         said: list[tuple[str, str]] = []
-        cursor = _Cursor.of(context.cursor)
-        acted: list[tuple[CheckpointedStreamingAsset, JobWatch, Callable[[], dg.RunRequest | str]]] = []
+        alive: list[Sight] = []
 
         def failed(asset: CheckpointedStreamingAsset, error: Exception) -> None:
             context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
             said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
 
-        with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
-            rollbacks = pending(context.instance)
-            clock = SystemClock()
-            standbys = StandbyRuns(context.instance, assets if sees_to_standbys else [], code, clock)
-            sees_to_standbys = has_standbys or standbys.has_any
-            for asset in looks.turns():
-                try:
-                    if (rollback := rollbacks.get(asset.name)) is not None:
-                        catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
-                        job, op = asset.job_name, asset.op_name
-                        requests.append(requested(context.instance, catalog, rollback, job, op))
+        def turn() -> None:
+            """Look at the jobs, and act."""
+            nonlocal cursor, sees_to_standbys
+            acted: list[tuple[CheckpointedStreamingAsset, JobWatch, Callable[[], dg.RunRequest | str]]] = []
+            for told in (quiet, said, alive):
+                told.clear()
+            with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
+                rollbacks = pending(context.instance)
+                clock = SystemClock()
+                standbys = StandbyRuns(context.instance, assets if sees_to_standbys else [], code, clock)
+                sees_to_standbys = has_standbys or standbys.has_any
+                for asset in looks.turns():
+                    try:
+                        if (rollback := rollbacks.get(asset.name)) is not None:
+                            catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
+                            job, op = asset.job_name, asset.op_name
+                            requests.append(requested(context.instance, catalog, rollback, job, op))
+                            continue
+                        sight = looks.at(asset)
+                        returns = sight is not None and is_to_return(asset.versions, sight.end)
+                        finished = None if returns else cursor.finished.get(asset.name)
+                        if (why := nothing_to_do(sight, finished)) is not None:
+                            quiet.append((asset.name, why))
+                            if sight is not None:
+                                alive.append(sight)
+                            if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
+                                requests.append(standby)
+                            continue
+                        watch = job_watch.JobWatch(
+                            context.instance,
+                            asset,
+                            CheckpointCatalog(looks.storage_of(asset), asset.name),
+                            clock,
+                            cursor.finished.get(asset.name),
+                            context.log,
+                            standbys.living(asset, looks.storage_of(asset)),
+                        )
+                        acted.append((asset, watch, looks.acted(asset, watch.step)))
+                    except Exception as error:
+                        failed(asset, error)
+                for asset, watch, outcome_of in acted:
+                    try:
+                        outcome = outcome_of()
+                    except Exception as error:
+                        failed(asset, error)
                         continue
-                    sight = looks.at(asset)
-                    returns = sight is not None and is_to_return(asset.versions, sight.end)
-                    finished = None if returns else cursor.finished.get(asset.name)
-                    if (why := nothing_to_do(sight, finished)) is not None:
-                        quiet.append((asset.name, why))
-                        if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
-                            requests.append(standby)
-                        continue
-                    watch = job_watch.JobWatch(
-                        context.instance,
-                        asset,
-                        CheckpointCatalog(looks.storage_of(asset), asset.name),
-                        clock,
-                        cursor.finished.get(asset.name),
-                        context.log,
-                        standbys.living(asset, looks.storage_of(asset)),
-                    )
-                    acted.append((asset, watch, looks.acted(asset, watch.step)))
-                except Exception as error:
-                    failed(asset, error)
-            for asset, watch, outcome_of in acted:
-                try:
-                    outcome = outcome_of()
-                except Exception as error:
-                    failed(asset, error)
-                    continue
-                if watch.finished is not None:
-                    cursor.finished[asset.name] = watch.finished
-                if isinstance(outcome, dg.RunRequest):
-                    requests.append(outcome)
-                else:
-                    said.append((asset.name, outcome))
+                    if watch.finished is not None:
+                        cursor.finished[asset.name] = watch.finished
+                    if isinstance(outcome, dg.RunRequest):
+                        requests.append(outcome)
+                    else:
+                        said.append((asset.name, outcome))
+            cursor = replace(cursor, first=looks.first)
+
+        turn()
+        stays = stays and not said
+        while stays and not requests and one_has_died(drivers_here(alive), until, waits=bool(said)):
+            turn()
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else dg.SkipReason(in_short([*said, *quiet]) or "there is no job"),
-            cursor=replace(cursor, first=looks.first).text(),
+            cursor=cursor.text(),
         )
 
     return resume_sensor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +29,15 @@ from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.sight import Sight, look
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.clock import SystemClock, seconds_of
+from dagster_ckpt.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.sensors import job_watch
+from dagster_ckpt.orchestration.sensors import job_watch, resume_sensor, ticks
 from dagster_ckpt.resume.decision import Action, Facts, decide
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.mounts import fill, mounted
@@ -282,6 +286,41 @@ def test_a_run_that_stopped_beating_is_dead_after_the_lease(
     pass_time(31)
     sensor.request()
     assert re.search(r"no heartbeat for 3\d s", job.failures.of(claim.series)[0].reason)
+
+
+def test_a_tick_that_found_the_run_alive_resumes_the_job_when_the_run_dies(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the process again after its first look, and may stay only where no other sensor waits for it."""
+    claim = job.claim(run_id())
+    with subprocess.Popen(["sleep", "600"]) as driver:
+        process = ProcessIdentity.of(driver.pid)
+        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time(), uptime=time.monotonic())
+        job.catalog.records.heartbeat.write(beat)
+        looked = threading.Event()
+
+        def look_and_tell(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | None:
+            found = look(records, clock, before)
+            looked.set()
+            return found
+
+        def die() -> None:
+            looked.wait()
+            driver.kill()
+            driver.wait()
+
+        monkeypatch.setattr(ticks, "look", look_and_tell)
+        monkeypatch.setattr(resume_sensor, "STAY", 60.0)
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive"), "sensors are evaluated one by one"
+        looked.clear()
+        settings = {"use_threads": True, "num_workers": 4}
+        monkeypatch.setattr(dg.DagsterInstance, "get_settings", lambda _, key: settings if key == "sensors" else {})
+        dying = threading.Thread(target=die)
+        dying.start()
+        request = sensor.request()
+        dying.join()
+    assert request.tags[names.PARENT_RUN_TAG] == claim.run_id
+    assert job.failures.of(claim.series)[0].reason.endswith(f"its process {process.pid} is gone")
 
 
 def test_what_is_seen_for_the_first_time_may_lie_over_a_newer_beat(

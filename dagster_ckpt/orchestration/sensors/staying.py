@@ -1,0 +1,60 @@
+"""What a tick does that has found nothing to do: it stays, and watches the processes that drive the jobs on this host.
+
+Dagster evaluates a sensor every five seconds, so without this a run that dies would be noticed after half of that on
+average. To watch a process asks neither the storage nor Dagster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import ProcessIdentity, Sight
+
+__all__ = ["STAY", "drivers_here", "may_stay", "one_has_died"]
+
+#: Seconds from the beginning of a tick for which the tick stays; Dagster begins the next tick after five.
+STAY = 4.5
+#: Seconds between two looks at the processes.
+_TURN = 0.1
+#: Seconds between two turns after a death, such as until Dagster has noticed the death, too.
+_AGAIN = 0.5
+#: With more processes than this a look would cost too much of a processor, and the jobs wait for the next tick.
+_MOST = 100
+
+
+def may_stay(instance: dg.DagsterInstance) -> bool:
+    """Whether the instance evaluates sensors side by side, so that a tick that stays delays no other sensor."""
+    settings = instance.get_settings("sensors")
+    workers = settings.get("num_workers")
+    return bool(settings.get("use_threads")) and (workers is None or workers > 1)
+
+
+def drivers_here(sights: Iterable[Sight]) -> list[ProcessIdentity]:
+    """The processes of this host that drive jobs whose runs are alive by what a look has shown."""
+    beats = [sight.heartbeat for sight in sights if sight.heartbeat is not None and sight.dead is None]
+    processes = [process for beat in beats for process in (beat.processes[0], beat.worker) if process is not None]
+    return [process for process in processes if process.is_here]
+
+
+def one_has_died(processes: Iterable[ProcessIdentity], until: float, *, waits: bool) -> bool:
+    """Watch processes until one of them is gone; ``False`` if none is by ``until``, on the monotonic clock.
+
+    Args:
+        processes: to watch.
+        until: when.
+        waits: whether one was gone before, and its job waits for something that a death brings about soon.
+    """
+    watched = list(processes)
+    if len(watched) > _MOST or not (watched or waits):
+        return False
+    while time.monotonic() < until:
+        if waits:
+            time.sleep(_AGAIN)
+            return True
+        time.sleep(_TURN)  # also where one is gone already: the run's own process, which tells Dagster, may live
+        if not all(process.is_alive() for process in watched):
+            return True
+    return False
