@@ -15,8 +15,9 @@ from dagster_ckpt.checkpoint import ProcessIdentity, Sight
 
 __all__ = ["STAY", "drivers_here", "may_stay", "one_has_died"]
 
-#: Seconds from the beginning of a tick for which the tick stays; Dagster begins the next tick after five.
-STAY = 4.5
+#: Seconds from the beginning of a tick for which the tick stays. Dagster begins the next tick after five, and leaves
+#: that tick out if this one has not ended; to begin and to end takes up to a second on a busy host.
+STAY = 3.5
 #: Seconds between two looks at the processes.
 _TURN = 0.1
 #: Seconds between two turns after a death, such as until Dagster has noticed the death, too.
