@@ -144,13 +144,18 @@ def _named_by(beat: Heartbeat, catalog: CheckpointCatalog, clock: Clock) -> Chec
     """The newest checkpoint by the word of the run that holds the job, ``None`` where only a search can tell.
 
     A run beats as soon as a checkpoint of its epoch completes, and nobody else adds checkpoints to this epoch. So the
-    choice of the epoch and the listing of its lineage, which a search asks for, would tell the same.
+    listing of its lineage, which a search asks for, would tell the same.
+
+    Raises:
+        CorruptRecord: the choice of the epoch, without which the job could not be resumed, cannot be read.
     """
     completed = beat.completed
     if completed is None or completed.epoch != beat.epoch or completed.checkpoint in catalog.records.quarantine.names():
         return None
     if abs(clock.time() - beat.beat_at) > beat.lease.timeout:
         return None  # the run may have died after a checkpoint that it could not tell any more
+    if catalog.records.epochs.read_choice(beat.epoch) is None:
+        return None
     job_id, _, name = completed.checkpoint.partition("/")
     try:
         metadata = catalog.load(job_id, checkpoint_id(name) or 0)

@@ -53,6 +53,21 @@ def _growth(report: Any) -> None:
         assert size["ratio"] > 0
 
 
+def _full_instance(report: Any) -> None:
+    figures = {record["what"]: record for record in report["records"]}
+    assert {record["storage"] for record in report["records"]} == {"PostgreSQL"}
+    assert {
+        "report of 40, each",
+        "report of one more, one less",
+        "tick that launches the next run",
+        "tick with nothing to do, 3 jobs",
+        "dagster-ckpt status",
+        "newest partition seen",
+        "its way back seen",
+    } <= set(figures)
+    assert all(record["seconds"] > 0 for record in figures.values())
+
+
 def _imports(report: Any) -> None:
     assert {"import dagster", "import dagster_ckpt", "import definitions", "dagster-ckpt list"} <= set(
         report["medians"]
@@ -217,6 +232,11 @@ def _transactional_sink(report: Any) -> None:
 _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     "age": ("--retained 30 --jobs 3 --latency 0.001 --rounds 3", False, _age),
     "growth": ("--keys 500 1000 --pairs 2 --batches 12 --interval 0.1", True, _growth),
+    "full_instance": (
+        "--runs 40 --jobs 3 --checkpoints 40 --rounds 1 --storages PostgreSQL",
+        True,
+        _full_instance,
+    ),
     "imports": ("--rounds 1", False, _imports),
     "many_jobs": (
         "--jobs 8 --per-driver 4 --minutes 0.5 --every 15 --interval 3 --beat 2 --latency 0.001",

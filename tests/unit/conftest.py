@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.checkpoint.control import heartbeat
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -18,3 +19,9 @@ def memory() -> MemoryFileSystem:
 @pytest.fixture
 def disk(tmp_path: Path) -> PosixFileSystem:
     return PosixFileSystem(tmp_path / "storage")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of a test may begin again, and the clock by which a process remembers what it has seen never does."""
+    monkeypatch.setattr(heartbeat, "_seen", {})

@@ -145,6 +145,11 @@ class Heartbeat:
         if not self.processes:
             raise ValueError("a heartbeat without a process")
 
+    @property
+    def name(self) -> tuple[str, int, int]:
+        """No other beat has the same run, epoch and sequence."""
+        return self.run_id, self.epoch, self.sequence
+
     def is_dead(self, clock: Clock, *, unchanged: float | None = None, asked: float | None = None) -> str | None:
         """Why the holder counts as dead, ``None`` while the holder may live.
 
@@ -216,8 +221,8 @@ class HeartbeatFile:
 
         A heartbeat that does not show by itself how its holder is doing is watched until it changes, or for a lease.
         Only the time between the answer to the first look and the question of the last look counts: a look that hangs
-        shows an old heartbeat. Where this process has just looked again and again, as a standby does, its first look
-        counts.
+        shows an old heartbeat. Where this process has looked again and again until now, as a standby does, the time
+        counts from the first of these looks; after a gap, in which the storage was away, the watch begins anew.
 
         Args:
             clock: of this host.
@@ -228,7 +233,7 @@ class HeartbeatFile:
         if heartbeat is None:
             return None, None
         lease, silent = heartbeat.lease, heartbeat.silent_for(clock, asked=asked)
-        unchanged = self._unchanged_for(heartbeat, clock, asked, within=lease.settled)
+        unchanged = self._watched_for(heartbeat, clock, asked, within=lease.settled)
         dead = heartbeat.is_dead(clock, unchanged=unchanged, asked=asked)
         if dead is not None or (silent is not None and silent <= lease.timeout):
             return heartbeat, dead
@@ -238,9 +243,11 @@ class HeartbeatFile:
             now = self.read()
             if now is None:
                 return None, None
-            unchanged = self._unchanged_for(now, clock, asked)
-            if now.stopped or unchanged == 0:
+            unchanged = self._watched_for(now, clock, asked)
+            if now.stopped or now.name != heartbeat.name:
                 return now, now.is_dead(clock, unchanged=0.0, asked=asked)
+            if (dead := now.is_dead(clock, unchanged=unchanged, asked=asked)) is not None:
+                return now, dead
         return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, unchanged):.0f} s"
 
     def judged(self, claim: Claim, end: End | None, clock: Clock) -> tuple[str | None, float]:
@@ -264,7 +271,10 @@ class HeartbeatFile:
     ) -> tuple[str | None, float]:
         """As :meth:`judged`, by a heartbeat that was just read, and was asked for at ``asked`` (monotonic)."""
         now, claimed_at = clock.time(), seconds_of(claim.claimed_at)
-        unchanged = math.inf if heartbeat is None else self._unchanged_for(heartbeat, clock, asked)
+        unchanged = math.inf
+        if heartbeat is not None:
+            unchanged = unchanged_for((self.url,), heartbeat.name, clock, asked)
+            self._watched_for(heartbeat, clock, asked, within=heartbeat.lease.settled)
         if heartbeat is None or heartbeat.epoch != claim.epoch:
             if end is not None and end.is_final:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
@@ -289,9 +299,8 @@ class HeartbeatFile:
             return INTERRUPTED if heartbeat.interrupted else "it stopped and recorded no end", last_sign
         return heartbeat.is_dead(clock, unchanged=unchanged, asked=asked), last_sign
 
-    def _unchanged_for(self, heartbeat: Heartbeat, clock: Clock, asked: float, *, within: float = math.inf) -> float:
-        state = (heartbeat.run_id, heartbeat.epoch, heartbeat.sequence)
-        return unchanged_for((self.url,), state, clock, asked, within=within)
+    def _watched_for(self, heartbeat: Heartbeat, clock: Clock, asked: float, *, within: float = math.inf) -> float:
+        return unchanged_for((self.url, "without a gap"), heartbeat.name, clock, asked, within=within)
 
     def free_job(self, clock: Clock, wait: Callable[[float], object]) -> Sequence[ProcessIdentity]:
         """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.

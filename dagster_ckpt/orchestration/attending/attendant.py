@@ -363,6 +363,7 @@ class Attendant:
         A request that nobody has answered stands: a driver that is late, or cannot be reached now, finds it.
         """
         until, is_asked = self._clock.monotonic() + _GRACE, False
+        self._list_at = 0.0  # another run that has taken the job over is named at once
         while self._clock.monotonic() < until:
             try:
                 if not is_asked:

@@ -22,7 +22,7 @@ _TERMINATED = (
 )
 _TOLD_TO_GO = (
     "This run was told to end, and nobody terminated it: its host is shut down, for example, or `dagster dev` was "
-    "stopped. That is no failure and uses up no restart: the job's resume sensor launches the next run."
+    "stopped. The job's resume sensor launches the next run."
 )
 
 
@@ -56,10 +56,10 @@ def interrupts_in_words(instance: dg.DagsterInstance, run_id: str) -> Iterator[N
     """
     try:
         yield
-    except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
+    except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as interrupt:
         try:
             is_canceled = OwnRun(instance, run_id, SystemClock()).is_canceled()
         except Exception as error:  # the interrupt counts, whatever Dagster's storage says
             _log.warning("Whether the run was terminated cannot be found out: %s", error)
-            raise
+            raise interrupt from None
         raise InterruptedRun(_TERMINATED if is_canceled else _TOLD_TO_GO) from None

@@ -36,17 +36,19 @@ def may_stay(instance: dg.DagsterInstance) -> bool:
 def drivers_here(sights: Iterable[Sight]) -> list[ProcessIdentity]:
     """The processes of this host that drive jobs whose runs are alive by what a look has shown."""
     beats = [sight.heartbeat for sight in sights if sight.heartbeat is not None and sight.dead is None]
-    processes = [process for beat in beats for process in (beat.processes[0], beat.worker) if process is not None]
+    # As for the heartbeat's readers, a run lives as long as its own process, below which a step may have ended.
+    processes = [beat.worker or beat.processes[0] for beat in beats]
     return [process for process in processes if process.is_here]
 
 
 def one_has_died(processes: Iterable[ProcessIdentity], until: float, *, waits: bool) -> bool:
-    """Watch processes until one of them is gone; ``False`` if none is by ``until``, on the monotonic clock.
+    """Watch processes until one of them is gone, and another turn is due; ``False`` for no turn by ``until``.
 
     Args:
         processes: to watch.
-        until: when.
-        waits: whether one was gone before, and its job waits for something that a death brings about soon.
+        until: on the monotonic clock.
+        waits: one was gone before, and its job waits for what a death brings about soon: another turn is due in any
+            case, after a pause.
     """
     watched = list(processes)
     if len(watched) > _MOST or not (watched or waits):
@@ -55,7 +57,7 @@ def one_has_died(processes: Iterable[ProcessIdentity], until: float, *, waits: b
         if waits:
             time.sleep(_AGAIN)
             return True
-        time.sleep(_TURN)  # also where one is gone already: the run's own process, which tells Dagster, may live
+        time.sleep(_TURN)
         if not all(process.is_alive() for process in watched):
             return True
     return False

@@ -157,7 +157,18 @@ def test_a_checkpoint_that_is_replaced_during_a_look_is_no_damage(job: StoredJob
     assert found.newest.name == "chk-2"
 
 
-def test_a_living_run_that_has_told_its_newest_checkpoint_costs_five_requests_of_a_bucket(job: StoredJob) -> None:
+def test_a_damaged_choice_of_a_living_run_is_told(job: StoredJob) -> None:
+    """The run does not need the choice any more, but nobody could resume the job."""
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True, completed=job.checkpoint(job.choose(claim), 3))
+    (choice,) = job.root.rglob("*.choice")
+    choice.write_bytes(b"{}")
+    found = job_state(job.catalog, SystemClock())
+    assert found.state == "RUNNING"
+    assert str(choice) in found.damage
+
+
+def test_a_living_run_that_has_told_its_newest_checkpoint_costs_six_requests_of_a_bucket(job: StoredJob) -> None:
     claim = job.claim(run_id())
     store = job.choose(claim)
     job.checkpoint(store, 3)
@@ -172,8 +183,8 @@ def test_a_living_run_that_has_told_its_newest_checkpoint_costs_five_requests_of
         catalog = bucket.catalog(job.name)
         server.log.clear()
         found = job_state(catalog, SystemClock())
-        # The listings of `control` and of the epochs, the claim, the heartbeat, and one manifest.
-        assert len(server.log) == 5, server.log
+        # The listings of `control` and of the epochs, the claim, the choice, the heartbeat, and one manifest.
+        assert len(server.log) == 6, server.log
     assert (found.state, found.token) == ("RUNNING", claim.token)
     assert found.newest is not None
     assert found.newest.name == "chk-2"

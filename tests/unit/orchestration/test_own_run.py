@@ -91,6 +91,21 @@ def test_a_job_that_is_canceled_outside_of_dagster_ends_its_run_as_canceled(tmp_
         assert (error.stack, error.message[:23]) == ([], "This run was terminated")
 
 
+def test_an_interrupt_stays_one_when_dagster_cannot_say_who_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("the database is away")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        monkeypatch.setattr(instance, "get_run_by_id", fails)
+        interrupt = dg.DagsterExecutionInterruptedError()
+        with (
+            pytest.raises(dg.DagsterExecutionInterruptedError) as raised,
+            interrupts_in_words(instance, run_id()),
+        ):
+            raise interrupt
+    assert raised.value is interrupt
+
+
 @dg.op
 def stream() -> None:
     """Is terminated as Dagster's UI does it: the run is marked, and then its process gets SIGTERM."""

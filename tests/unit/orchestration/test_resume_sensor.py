@@ -323,6 +323,29 @@ def test_a_tick_that_found_the_run_alive_resumes_the_job_when_the_run_dies(
     assert job.failures.of(claim.series)[0].reason.endswith(f"its process {process.pid} is gone")
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_tick_looks_once_while_the_run_lives_although_its_step_has_ended(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    claim = job.claim(run_id())
+    process = ProcessIdentity.current()
+    gone = ProcessIdentity(process.host, process.pid, process.created - 1000)
+    beat = Heartbeat(claim.epoch, claim.run_id, (gone,), 1, time.time(), uptime=time.monotonic(), worker=process)
+    job.catalog.records.heartbeat.write(beat)
+    looks: list[Sight | None] = []
+
+    def look_and_count(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | None:
+        looks.append(look(records, clock, before))
+        return looks[-1]
+
+    monkeypatch.setattr(ticks, "look", look_and_count)
+    monkeypatch.setattr(resume_sensor, "STAY", 0.5)
+    settings = {"use_threads": True, "num_workers": workers}
+    monkeypatch.setattr(dg.DagsterInstance, "get_settings", lambda _, key: settings if key == "sensors" else {})
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    assert len(looks) == 1
+
+
 def test_what_is_seen_for_the_first_time_may_lie_over_a_newer_beat(
     sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None]
 ) -> None:

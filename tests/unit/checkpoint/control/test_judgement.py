@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,41 @@ class TestMoments:
             file.write(replace(silent, sequence=6))
 
         assert file.watched(clock, it_beats)[1] is None
+
+    @pytest.mark.parametrize("process", [THERE, HERE], ids=["of another host", "of this host"])
+    def test_after_an_outage_of_the_storage_a_run_that_goes_on_is_not_taken_over(
+        self, file: HeartbeatFile, clock: ManualClock, process: ProcessIdentity
+    ) -> None:
+        """A standby and the run lost the storage together, and the standby reads the first beat too early."""
+        file.write(beat(clock, process))
+        claim = claim_of(clock)
+        for _ in range(3):
+            assert file.judged(claim, None, clock)[0] is None
+            clock.advance(1)
+        clock.advance(600)
+        assert "no heartbeat for" in str(file.judged(claim, None, clock)[0])
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(beat(clock, process), sequence=6))
+
+        assert file.watched(clock, it_beats)[1] is None
+
+    def test_a_process_that_ends_during_the_watch_is_not_watched_any_longer(
+        self, file: HeartbeatFile, clock: ManualClock
+    ) -> None:
+        with subprocess.Popen(["sleep", "600"]) as hanging:
+            file.write(beat(clock, ProcessIdentity.of(hanging.pid)))
+            clock.advance(LEASE + 5)
+            began = clock.now
+
+            def it_dies(seconds: float) -> None:
+                clock.advance(seconds)
+                hanging.kill()
+                hanging.wait()
+
+            assert file.watched(clock, it_dies)[1] == f"its process {hanging.pid} is gone"
+        assert clock.now - began == Lease().interval
 
 
 @pytest.mark.parametrize(
