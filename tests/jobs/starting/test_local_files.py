@@ -43,7 +43,9 @@ record.stop()
 recorded = spark._jvm.java.io.File(str(scratch / "processes.jfr")).toPath()
 record.dump(recorded)
 events = spark._jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(recorded)
-started = [str(event.getString("command")) for event in events]
+commands = [str(event.getString("command")) for event in events]
+# Spark's metrics of executors ask for the size of a page at the first of their heartbeats, one every 10 s.
+started = [command for command in commands if command != "getconf PAGESIZE"]
 used = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
 rows = spark.read.parquet(str(scratch / "out")).count()
 print("told", json.dumps([used.getClass().getName(), started, rows, spark._jvm.System.getProperty("java.class.path")]))
