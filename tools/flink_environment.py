@@ -29,7 +29,7 @@ def java_compiler() -> str:
     """The Java compiler.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: this machine has no Java compiler.
     """
     if (found := shutil.which("javac")) is None:
         raise RuntimeError("There is no javac, which compiles the job for Flink; install a JDK of Java 17")

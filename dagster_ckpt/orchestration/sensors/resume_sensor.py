@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingA
 from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
-from dagster_ckpt.orchestration.sensors.staying import STAY, drivers_here, may_stay, one_has_died
+from dagster_ckpt.orchestration.sensors.staying import AGAIN, STAY, drivers_here, may_stay, one_has_died
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
@@ -137,7 +137,11 @@ def build_resume_sensor(
 
         turn()
         stays = stays and not said
-        while stays and not requests and one_has_died(drivers_here(alive), until, waits=bool(said)):
+        while stays and not requests and time.monotonic() < until:
+            if said:  # a run has died in this tick, and its job waits for what the death brings about
+                time.sleep(AGAIN)
+            elif not one_has_died(drivers_here(alive), until):
+                break
             turn()
         return dg.SensorResult(
             run_requests=requests,

@@ -7,13 +7,13 @@ average. To watch a process asks neither the storage nor Dagster.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
 
 from dagster_ckpt.checkpoint import ProcessIdentity, Sight
 
-__all__ = ["STAY", "drivers_here", "may_stay", "one_has_died"]
+__all__ = ["AGAIN", "STAY", "drivers_here", "may_stay", "one_has_died"]
 
 #: Seconds from the beginning of a tick for which the tick stays. Dagster begins the next tick after five, and leaves
 #: that tick out if this one has not ended; to begin and to end takes up to a second on a busy host.
@@ -21,13 +21,13 @@ STAY = 3.5
 #: Seconds between two looks at the processes.
 _TURN = 0.1
 #: Seconds between two turns after a death, such as until Dagster has noticed the death, too.
-_AGAIN = 0.5
+AGAIN = 0.5
 #: With more processes than this a look would cost too much of a processor, and the jobs wait for the next tick.
 _MOST = 100
 
 
 def may_stay(instance: dg.DagsterInstance) -> bool:
-    """Whether the instance evaluates sensors side by side, so that a tick that stays delays no other sensor."""
+    """Whether the instance evaluates sensors side by side, so that a tick that stays takes one worker, and not all."""
     settings = instance.get_settings("sensors")
     workers = settings.get("num_workers")
     return bool(settings.get("use_threads")) and (workers is None or workers > 1)
@@ -41,23 +41,12 @@ def drivers_here(sights: Iterable[Sight]) -> list[ProcessIdentity]:
     return [process for process in processes if process.is_here]
 
 
-def one_has_died(processes: Iterable[ProcessIdentity], until: float, *, waits: bool) -> bool:
-    """Watch processes until one of them is gone, and another turn is due; ``False`` for no turn by ``until``.
-
-    Args:
-        processes: to watch.
-        until: on the monotonic clock.
-        waits: one was gone before, and its job waits for what a death brings about soon: another turn is due in any
-            case, after a pause.
-    """
-    watched = list(processes)
-    if len(watched) > _MOST or not (watched or waits):
+def one_has_died(processes: Sequence[ProcessIdentity], until: float) -> bool:
+    """Watch processes until one of them is gone; ``False`` if all live at ``until``, on the monotonic clock."""
+    if not 0 < len(processes) <= _MOST:
         return False
     while time.monotonic() < until:
-        if waits:
-            time.sleep(_AGAIN)
-            return True
         time.sleep(_TURN)
-        if not all(process.is_alive() for process in watched):
+        if not all(process.is_alive() for process in processes):
             return True
     return False
