@@ -31,7 +31,7 @@ from dagster_ckpt.spark.query.state_backend import (
     ignored_settings,
     known_providers,
 )
-from dagster_ckpt.spark.query.tasks import await_tasks, stop_query
+from dagster_ckpt.spark.query.tasks import await_tasks, flag_of_end, stop_query
 from dagster_ckpt.spark.query.trial_run import try_query
 from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, with_options
 
@@ -49,6 +49,7 @@ __all__ = [
     "failed_in_batch",
     "failure_of",
     "fingerprint_of",
+    "flag_of_end",
     "has_run",
     "has_watermark",
     "ignored_partitions",

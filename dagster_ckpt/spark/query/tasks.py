@@ -12,7 +12,9 @@ each look first waits for all events, and two looks in a row must find no task.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["STOP_TIMEOUT_CONF", "await_tasks", "stop_query"]
+__all__ = ["STOP_TIMEOUT_CONF", "await_tasks", "flag_of_end", "stop_query"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,25 @@ _LOOKS = 2
 #: Milliseconds that Spark has to deliver its pending events.
 _DELIVERY = 5_000
 _TIMEOUT = "java.util.concurrent.TimeoutException"
+
+
+def flag_of_end(query: StreamingQuery) -> threading.Event:
+    """A flag that is set at the moment at which a query ends, or its JVM does: a hint, after which the query is asked.
+
+    A thread waits for that in the JVM. It ends with the query.
+    """
+    over = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # the error of the query, or of a JVM that is gone
+            query.awaitTermination()
+        over.set()
+
+    try:
+        threading.Thread(target=wait, name="dagster-ckpt-end-of-query", daemon=True).start()
+    except RuntimeError as error:  # there can be no more threads
+        _log.warning("The end of query %s is noticed a moment later: %s", query.runId, error)
+    return over
 
 
 def stop_query(query: StreamingQuery) -> None:

@@ -42,6 +42,7 @@ from dagster_ckpt.spark.jvm import loss_of, lost_driver
 from dagster_ckpt.spark.query import (
     await_tasks,
     failure_of,
+    flag_of_end,
     has_run,
     keeps_its_input,
     known_providers,
@@ -61,7 +62,7 @@ __all__ = ["Ended", "RunningQuery"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two checks whether the query still runs; each check is a call into the JVM.
+#: Seconds between two checks whether the query still runs, if nothing tells; each check is a call into the JVM.
 _LOOK = 0.25
 #: Seconds between two fetches of Spark's progress report, for the numbers of the next checkpoints.
 _REPORT = 1.0
@@ -242,6 +243,7 @@ class RunningQuery:
         told.append(at_once.completed)
         failed.append(at_once.failed)
         savepoints = self._savepoints(source, uploads, coordinator, at_once)
+        over = flag_of_end(query)
         try:
             looked = reported = checked = float("-inf")
             while not cancel.is_set():
@@ -270,7 +272,9 @@ class RunningQuery:
                 pause = min(coordinator.tick(), savepoints.tick())
                 if coordinator.became_due():
                     self._emit(CheckpointDue())
-                cancel.wait(pause)
+                if over.wait(pause):  # a cancellation waits no longer than this
+                    over.clear()
+                    looked = float("-inf")
             self._stop(query)
         finally:
             coordinator.abandon()

@@ -15,6 +15,7 @@ from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointError, Fenced, QueryFailed, SinkMismatch, StorageError
 from dagster_ckpt.spark.events import Restarting, Started
+from dagster_ckpt.spark.run import running_query
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import OFTEN, Bench, eventually
@@ -123,6 +124,17 @@ def test_two_failures_and_two_restarts(bench: Bench) -> None:
     ends = [bench.catalog.records.epochs.read_end(epoch) for epoch in (1, 2, 3)]
     assert [end.status for end in ends if end] == ["FAILING", "FAILING", "FINISHED"]
     assert {claim.series for epoch in (1, 2, 3) if (claim := bench.catalog.records.epochs.read_claim(epoch))} == {1}
+
+
+def test_the_query_itself_tells_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failure, and its end: the run asks at its begin alone whether the query is there."""
+    monkeypatch.setattr(running_query, "_LOOK", float("inf"))
+    bench.land(4)
+    job = bench.job(query=failing(1, bench.root / "failed"), restart=FixedDelayRestart(3, _AT_ONCE))
+    launch = bench.launch(job)
+    assert launch.result().status is JobStatus.FINISHED
+    assert len(launch.restarts) == 1
+    bench.assert_exact()
 
 
 def test_a_worker_that_is_killed(bench: Bench) -> None:
