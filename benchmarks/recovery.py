@@ -11,7 +11,7 @@ checkpoint each second. Ways to fail:
   deleted, so the sensor launches a new run, which restores a retained checkpoint. ``--pairs`` does this without and
   with a class archive, in turns (A B B A ...), each in a Dagster of its own. All other kinds have an archive, unless
   ``--no-archive`` is given.
-* ``whole standby``: the same beside a standby for the whole job, which is warm at the kill.
+* ``whole standby``: the same beside a standby for the whole job, which is warm and idle at the kill.
 * ``jvm``: a driver whose JVM gets SIGKILL; the same process starts another JVM.
 * ``standby``: a driver gets SIGKILL, and another driver begins at that moment on the same host, without and with a
   standby JVM in turns. Only with ``--standby PAIRS``.

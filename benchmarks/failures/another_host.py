@@ -6,13 +6,23 @@ import contextlib
 
 import psutil
 
-__all__ = ["ELSEWHERE", "kill_family"]
+__all__ = ["ELSEWHERE", "family_seconds", "kill_family"]
 
 #: Before a command: none of the processes here can be looked at or killed from there.
 ELSEWHERE = (
     *("unshare", "--user", "--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("sh", "-c", 'hostname elsewhere && exec "$@"', "--"),
 )
+
+
+def family_seconds(process: psutil.Process) -> float:
+    """The processor time of a process and all below it, in seconds."""
+    spent = 0.0
+    for member in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = member.cpu_times()
+            spent += times.user + times.system
+    return spent
 
 
 def kill_family(process: psutil.Popen) -> None:

@@ -18,7 +18,7 @@ import dagster as dg
 import psutil
 import yaml
 
-from benchmarks.failures.another_host import ELSEWHERE, kill_family
+from benchmarks.failures.another_host import ELSEWHERE, family_seconds, kill_family
 from benchmarks.failures.case import Case, case, first_commit, mid_batch
 from benchmarks.failures.stream import (
     JOB,
@@ -42,6 +42,8 @@ from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
 
 _PROJECT = Path(__file__).resolve().parents[2]
+#: Seconds for which a standby must be idle before a kill, and the share of a core that it may take meanwhile.
+_IDLE_FOR, _IDLE_SHARE = 5.0, 0.2
 _OVER = ("SUCCESS", "FAILURE", "CANCELED")
 _RESTORED = re.compile(r"Restored in ([0-9.]+) s")
 
@@ -53,7 +55,7 @@ class NewRun:
         directory: for all files; empty or missing.
         keys: ids of the first file.
         cache: the directory of class archives, empty for none.
-        standby: whether a standby waits beside the run, and is warm at each kill.
+        standby: whether a standby waits beside the run, and is warm and idle at each kill.
         lease: seconds.
     """
 
@@ -76,6 +78,8 @@ class NewRun:
             "DAGSTER_CKPT_CACHE": cache,
             "PYTHONPATH": str(_PROJECT),
         }
+        #: The standby that is watched until it is idle: its run, since when, its processor time until then, is it idle.
+        self._watched: tuple[str, float, float, bool] | None = None
         self._dev = DagsterDev(workspace, directory / "dagster_home", self._variables)
 
     def run(self, cases: int, checkpoints: int, done: Callable[[Case], None]) -> None:
@@ -190,13 +194,29 @@ class NewRun:
             raise RuntimeError(f"Run {run_id} ended {status} before it was killed; see {self._dev.log}")
         catalog = self._catalog()
         signs = Standbys(catalog.filesystem, JOB).all() if self._standby else ()
-        if self._standby and not any(self._may_take_over(run_id, sign) for sign in signs):
+        if self._standby and not any(self._may_take_over(run_id, sign) and self._is_idle(sign) for sign in signs):
             return None
         return mid_batch(catalog, checkpoints)
 
     def _may_take_over(self, run_id: str, sign: Heartbeat) -> bool:
         """Whether a standby that is warm is the one that the case is about."""
         return sign.run_id != run_id
+
+    def _is_idle(self, sign: Heartbeat) -> bool:
+        """Whether a standby has done what its start has left to do, as one that has waited for a month."""
+        now = time.monotonic()
+        run, since, before, is_idle = self._watched or ("", now, 0.0, False)
+        if run != sign.run_id:
+            self._watched = (sign.run_id, now, family_seconds(self._process_of(sign)), False)
+            return False
+        if not is_idle and now - since >= _IDLE_FOR:
+            spent = family_seconds(self._process_of(sign))
+            is_idle = spent - before <= _IDLE_SHARE * (now - since)
+            self._watched = (run, now, spent, is_idle)
+        return is_idle
+
+    def _process_of(self, sign: Heartbeat) -> psutil.Process:
+        return psutil.Process(sign.processes[0].pid)
 
     def _restored(self, before: Path) -> tuple[CheckpointLocation, int] | None:
         catalog = self._catalog()
@@ -271,6 +291,11 @@ class LostHost(NewRun):
 
     def _may_take_over(self, run_id: str, sign: Heartbeat) -> bool:
         return super()._may_take_over(run_id, sign) and not sign.processes[0].is_here
+
+    def _process_of(self, sign: Heartbeat) -> psutil.Process:
+        if self._elsewhere is None:
+            raise RuntimeError(f"Nothing was started that run {sign.run_id} can be")
+        return self._elsewhere
 
     def _kill(self, location: CheckpointLocation) -> None:
         self._dev.kill()

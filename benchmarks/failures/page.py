@@ -36,6 +36,7 @@ _NOTES = (
     "the sink, uncommitted.",
     "Of a run on another host, which has namespaces of its own for its name and its processes, only the heartbeats are "
     "seen. The run counts as dead when its lease is over: {lease:g} s after the last one.",
+    "At a kill a standby is warm and has been idle for 5 s: it has waited, as beside a job that has run for long.",
     "Both restart a failed task without a delay. A run whose process has died is launched again after the first "
     "delay of the restart strategy, which is 1 s.",
 )
