@@ -115,7 +115,7 @@ def execute(
 
     Raises:
         CheckpointError: the start was refused, or the job failed and is not restarted within this run.
-        InterruptedRun: the run was canceled, or told to end.
+        DagsterExecutionInterruptedError: the run was canceled, or told to end.
     """
     with interrupts_in_words(context.instance, context.run.run_id):
         result = _run(context, asset, report_interval)

@@ -2,14 +2,13 @@
 
 from dagster_ckpt.orchestration.attending.attended_run import attended
 from dagster_ckpt.orchestration.attending.driver_report import Told
-from dagster_ckpt.orchestration.attending.interruption import InterruptedRun, interrupts_in_words
+from dagster_ckpt.orchestration.attending.interruption import interrupts_in_words
 from dagster_ckpt.orchestration.attending.own_run import OwnRun
 from dagster_ckpt.orchestration.attending.submit_resource import SparkSubmitResource, own_spark
 from dagster_ckpt.orchestration.attending.submitted_process import REFUSED
 
 __all__ = [
     "REFUSED",
-    "InterruptedRun",
     "OwnRun",
     "SparkSubmitResource",
     "Told",
