@@ -19,8 +19,8 @@ _TERMINATED = (
     "This run was terminated, which is no failure. The lines above say what became of the query and of the checkpoints."
 )
 _TOLD_TO_GO = (
-    "This run was told to end, and nobody terminated it: its host is shut down, `dagster dev` was stopped, or Dagster has "
-    "counted the run as failed while nothing was heard of it. The job's resume sensor launches the next run."
+    "This run was told to end, and nobody terminated it: its host is shut down, `dagster dev` was stopped, or Dagster "
+    "has counted the run as failed while nothing was heard of it. The job's resume sensor launches the next run."
 )
 
 

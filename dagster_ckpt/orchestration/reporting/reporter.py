@@ -166,15 +166,15 @@ class CheckpointReporter:
         new = {key: item for key, item in wanted.items() if key not in present}
         newest = next(reversed(new), None)
         for key, item in new.items():
-            # The table of all is large: of several that are told of at once, only the newest has it.
-            beside = retained_metadata(retained) if key == newest else {}
+            # What tells of all is large: of several that are told of at once, only the newest has it.
+            beside = retained if key == newest else None
             self._log_event(
                 dg.AssetMaterialization(
                     self._asset_key,
                     partition=key,
                     description=f"{item.name} at batch {item.batch}, {format_size(item.size)}. To go back to it, "
                     f"launch {rollback_job(self.catalog.job_name)} with to: {key}",
-                    metadata={**self._metadata(item), **beside, **self._fell_back},
+                    metadata={**self._metadata(item, beside), **self._fell_back},
                 )
             )
             self._instance.add_dynamic_partitions(self._partitions, [key])
@@ -203,7 +203,12 @@ class CheckpointReporter:
             f"{self.catalog.job_name}` shows what is there"
         )
 
-    def _metadata(self, item: CheckpointMetadata) -> dict[str, Any]:
-        pad = self._launchpad
-        ways = {} if pad is None else {"ways_back": pad.ways_back(item.reference, item.name)}
-        return {**ways, **checkpoint_metadata(item, self.catalog)}
+    def _metadata(self, item: CheckpointMetadata, beside: Sequence[CheckpointMetadata] | None) -> dict[str, Any]:
+        """What is told of a checkpoint, and, with it, of those retained ``beside`` it."""
+        told, all_of_them = checkpoint_metadata(item, self.catalog), {} if beside is None else retained_metadata(beside)
+        if (pad := self._launchpad) is None:
+            return {**told, **all_of_them}
+        ways = {"ways_back": pad.ways_back(item.reference, item.name)}
+        if beside:
+            ways["go_back_to"] = pad.newest_first(beside)
+        return {**ways, **told, **all_of_them}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
 import dagster as dg
 
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.config import LATEST, NONE
 from dagster_ckpt.orchestration.names import rollback_job
 
 __all__ = ["Launchpad"]
 
 _DEFAULT_REPOSITORY = "__repository__"
+#: Retained checkpoints that the newest one's event has links for; 0.2 kB each in Dagster's database.
+_MOST_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,17 @@ class Launchpad:
         ]
         # One below the other: a table is as wide as its longest path, and the end of a long line is out of sight.
         return dg.MetadataValue.md("\n".join(["Click one, then Launch Run:", "", *(f"- {way}" for way in ways)]))
+
+    def newest_first(self, retained: Sequence[CheckpointMetadata]) -> dg.MarkdownMetadataValue:
+        """The newest retained checkpoints as links that go back, the newest on top.
+
+        Dagster lists partitions in the order of their creation, with the oldest on top, whatever their keys are.
+
+        Args:
+            retained: the oldest first.
+        """
+        listed = [
+            f"- {self.link(item.name, item.reference)}: batch {item.batch}, {item.written_at[:19]}Z"
+            for item in reversed(retained[-_MOST_LISTED:])
+        ]
+        return dg.MetadataValue.md("\n".join(["Click one, then Launch Run:", "", *listed]))

@@ -153,6 +153,15 @@ def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None
     assert [match[0] if match else None for match in listed] == [item.name for item in reversed(shown.retained)]
 
 
+def test_the_newest_comes_first_in_the_list_to_go_back_to(shown: Shown) -> None:
+    links = shown.ui.ways_back_newest_first(JOB)
+    assert [link.inner_text() for link in links] == [item.name for item in reversed(shown.retained)]
+    oldest = shown.retained[0]
+    links[-1].click()
+    shown.ui.page.get_by_role("button", name="Launch Run").wait_for()
+    shown.ui.page.get_by_text(oldest.reference).first.wait_for()
+
+
 def test_the_numbers_are_plotted(shown: Shown) -> None:
     for key in ("batch", "bytes"):
         shown.ui.plots(f"{JOB}_checkpoints", key)

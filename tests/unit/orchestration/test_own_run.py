@@ -154,9 +154,7 @@ def test_an_interrupted_run_says_who_has_ended_it(
     assert step.error is not None
     assert ("This run was terminated" if by == "a click" else "This run was told to end") in step.error.message
     assert step.error_source is ErrorSource.INTERRUPT
-    (end,) = [
-        data for event in told if isinstance(data := event.event_specific_data, JobCanceledData | JobFailureData)
-    ]
+    (end,) = [data for event in told if isinstance(data := event.event_specific_data, JobCanceledData | JobFailureData)]
     if isinstance(end, JobFailureData):
         assert end.failure_reason is RunFailureReason.UNEXPECTED_TERMINATION
     assert not [event for event in told if event.is_hook_event], "nothing has failed, so nobody is alerted"

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import dagster as dg
 import pytest
@@ -20,6 +22,7 @@ from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointNotFound, StorageError
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata, retained_metadata
+from dagster_ckpt.orchestration.rollback import Launchpad
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ class Reports:
         self.reporter = self.new_reporter()
         self._batch = 0
 
-    def new_reporter(self, interval: float = _INTERVAL) -> CheckpointReporter:
+    def new_reporter(self, interval: float = _INTERVAL, launchpad: Launchpad | None = None) -> CheckpointReporter:
         reporter = CheckpointReporter(
             self.instance,
             self.instance.report_runless_asset_event,
@@ -63,6 +66,7 @@ class Reports:
             self.job.catalog,
             self.clock,
             interval,
+            launchpad,
         )
         reporter.holds(self.job.catalog.records.epochs.highest())
         return reporter
@@ -459,6 +463,32 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
     assert shown["retained_checkpoints"] == 10_000
     named = [row.data["checkpoint"] for row in shown["retained"].records]
     assert named == [f"chk-{number}" for number in range(10_000, 9_950, -1)], "each event has the table"
+
+
+def test_the_newest_lists_those_to_go_back_to_with_the_newest_on_top(reports: Reports) -> None:
+    """Whatever the keys are, the UI lists partitions in the order of their creation."""
+    reports.reporter = reports.new_reporter(launchpad=Launchpad("here.py", "orders"))
+    for _ in range(11):
+        last = reports.complete()
+    reports.reporter.flush()
+    records = reports.instance.fetch_materializations(_KEY, limit=100).records
+    listed = {
+        record.partition_key: str(record.asset_materialization.metadata["go_back_to"].value)
+        for record in records
+        if record.asset_materialization is not None and "go_back_to" in record.asset_materialization.metadata
+    }
+    heading, empty, *links = listed[partition_key(last)].split("\n")
+    assert (heading, empty) == ("Click one, then Launch Run:", "")
+    named = [re.match(r"- \[(chk-\d+)\]\(/locations/here.py/jobs/orders_rollback/", link) for link in links]
+    assert [match and match[1] for match in named] == [f"chk-{number}" for number in range(11, 0, -1)]
+    for link, item in zip(links, reversed(reports.store.retained), strict=True):
+        assert quote(item.reference, safe="") in link
+    assert len(listed) == 2, "of several that are told of at once, only the newest has the list"
+
+    many = [replace(last, checkpoint_id=number) for number in range(1, 10_001)]
+    shown = str(Launchpad("here.py", "orders").newest_first(many).value)
+    assert shown.count("chk-") // 2 == 20
+    assert len(shown) < 5_000, "each event has the list"
 
 
 def test_operators_and_sources_have_numbers_for_plots(reports: Reports) -> None:
