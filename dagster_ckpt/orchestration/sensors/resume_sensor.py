@@ -57,6 +57,67 @@ def build_resume_sensor(
     # Where no job wants a standby, those that earlier code has left are told to end, and nobody looks any more.
     sees_to_standbys = True
 
+    def turn(context: dg.SensorEvaluationContext, cursor: _Cursor) -> _Turn:
+        """Look at the jobs, and act."""
+        from dagster_ckpt.orchestration.sensors import job_watch  # noqa: PLC0415 - only for ticks
+
+        nonlocal sees_to_standbys
+        found = _Turn(cursor)
+        acted: list[tuple[CheckpointedStreamingAsset, JobWatch, Callable[[], dg.RunRequest | str]]] = []
+
+        def failed(asset: CheckpointedStreamingAsset, error: Exception) -> None:
+            context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
+            found.said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
+
+        with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
+            rollbacks = pending(context.instance)
+            clock = SystemClock()
+            standbys = StandbyRuns(context.instance, assets if sees_to_standbys else [], code, clock)
+            sees_to_standbys = has_standbys or standbys.has_any
+            for asset in looks.turns():
+                try:
+                    if (rollback := rollbacks.get(asset.name)) is not None:
+                        catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
+                        job, op = asset.job_name, asset.op_name
+                        found.requests.append(requested(context.instance, catalog, rollback, job, op))
+                        continue
+                    sight = looks.at(asset)
+                    returns = sight is not None and is_to_return(asset.versions, sight.end)
+                    finished = None if returns else cursor.finished.get(asset.name)
+                    if (why := nothing_to_do(sight, finished)) is not None:
+                        found.quiet.append((asset.name, why))
+                        if sight is not None:
+                            found.alive.append(sight)
+                        if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
+                            found.requests.append(standby)
+                        continue
+                    watch = job_watch.JobWatch(
+                        context.instance,
+                        asset,
+                        CheckpointCatalog(looks.storage_of(asset), asset.name),
+                        clock,
+                        cursor.finished.get(asset.name),
+                        context.log,
+                        standbys.living(asset, looks.storage_of(asset)),
+                    )
+                    acted.append((asset, watch, looks.acted(asset, watch.step)))
+                except Exception as error:
+                    failed(asset, error)
+            for asset, watch, outcome_of in acted:
+                try:
+                    outcome = outcome_of()
+                except Exception as error:
+                    failed(asset, error)
+                    continue
+                if watch.finished is not None:
+                    cursor.finished[asset.name] = watch.finished
+                if isinstance(outcome, dg.RunRequest):
+                    found.requests.append(outcome)
+                else:
+                    found.said.append((asset.name, outcome))
+        found.cursor = replace(cursor, first=looks.first)
+        return found
+
     @dg.sensor(
         name=name or f"{assets[0].name if assets else 'checkpoint'}_resume_sensor",
         description="Resumes checkpointed Spark jobs after a failure, under their restart strategy.",
@@ -66,87 +127,19 @@ def build_resume_sensor(
         jobs=list(jobs),
     )
     def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        from dagster_ckpt.orchestration.sensors import job_watch  # noqa: PLC0415 - only for ticks
-
-        nonlocal sees_to_standbys
         until = time.monotonic() + STAY
-        cursor = _Cursor.of(context.cursor)
         stays = may_stay(context.instance)
-        requests: list[dg.RunRequest] = []
-        quiet: list[tuple[str, str]] = []
-        said: list[tuple[str, str]] = []
-        alive: list[Sight] = []
-
-        def failed(asset: CheckpointedStreamingAsset, error: Exception) -> None:
-            context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
-            said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
-
-        def turn() -> None:
-            """Look at the jobs, and act."""
-            nonlocal cursor, sees_to_standbys
-            acted: list[tuple[CheckpointedStreamingAsset, JobWatch, Callable[[], dg.RunRequest | str]]] = []
-            for told in (quiet, said, alive):
-                told.clear()
-            with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
-                rollbacks = pending(context.instance)
-                clock = SystemClock()
-                standbys = StandbyRuns(context.instance, assets if sees_to_standbys else [], code, clock)
-                sees_to_standbys = has_standbys or standbys.has_any
-                for asset in looks.turns():
-                    try:
-                        if (rollback := rollbacks.get(asset.name)) is not None:
-                            catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
-                            job, op = asset.job_name, asset.op_name
-                            requests.append(requested(context.instance, catalog, rollback, job, op))
-                            continue
-                        sight = looks.at(asset)
-                        returns = sight is not None and is_to_return(asset.versions, sight.end)
-                        finished = None if returns else cursor.finished.get(asset.name)
-                        if (why := nothing_to_do(sight, finished)) is not None:
-                            quiet.append((asset.name, why))
-                            if sight is not None:
-                                alive.append(sight)
-                            if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
-                                requests.append(standby)
-                            continue
-                        watch = job_watch.JobWatch(
-                            context.instance,
-                            asset,
-                            CheckpointCatalog(looks.storage_of(asset), asset.name),
-                            clock,
-                            cursor.finished.get(asset.name),
-                            context.log,
-                            standbys.living(asset, looks.storage_of(asset)),
-                        )
-                        acted.append((asset, watch, looks.acted(asset, watch.step)))
-                    except Exception as error:
-                        failed(asset, error)
-                for asset, watch, outcome_of in acted:
-                    try:
-                        outcome = outcome_of()
-                    except Exception as error:
-                        failed(asset, error)
-                        continue
-                    if watch.finished is not None:
-                        cursor.finished[asset.name] = watch.finished
-                    if isinstance(outcome, dg.RunRequest):
-                        requests.append(outcome)
-                    else:
-                        said.append((asset.name, outcome))
-            cursor = replace(cursor, first=looks.first)
-
-        turn()
-        stays = stays and not said
-        while stays and not requests and time.monotonic() < until:
-            if said:  # a run has died in this tick, and its job waits for what the death brings about
+        found = turn(context, _Cursor.of(context.cursor))
+        stays = stays and not found.said
+        while stays and not found.requests and time.monotonic() < until:
+            if found.said:  # a run has died in this tick, and its job waits for what the death brings about
                 time.sleep(AGAIN)
-            elif not one_has_died(drivers_here(alive), until):
+            elif not one_has_died(drivers_here(found.alive), until):
                 break
-            turn()
+            found = turn(context, found.cursor)
+        told = dg.SkipReason(in_short([*found.said, *found.quiet]) or "there is no job")
         return dg.SensorResult(
-            run_requests=requests,
-            skip_reason=None if requests else dg.SkipReason(in_short([*said, *quiet]) or "there is no job"),
-            cursor=cursor.text(),
+            run_requests=found.requests, skip_reason=None if found.requests else told, cursor=found.cursor.text()
         )
 
     return resume_sensor
@@ -173,3 +166,22 @@ class _Cursor:
 
     def text(self) -> str:
         return json.dumps(asdict(self))
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one look at the jobs has shown, and what was done.
+
+    Attributes:
+        cursor: for the next look.
+        requests: the runs to launch.
+        said: pairs of a job with something to do, and what came of it.
+        quiet: pairs of a job with nothing to do, and why.
+        alive: what was seen of the latter.
+    """
+
+    cursor: _Cursor
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    said: list[tuple[str, str]] = field(default_factory=list)
+    quiet: list[tuple[str, str]] = field(default_factory=list)
+    alive: list[Sight] = field(default_factory=list)
