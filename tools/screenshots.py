@@ -130,16 +130,6 @@ class DagsterUI:
         table.scroll_into_view_if_needed()
         return table
 
-    def ways_back_newest_first(self, asset: str) -> list[Locator]:
-        """The links of the overview that go back to a retained checkpoint, from above."""
-        self.checkpoints(asset)
-        listed = self.metadata("go_back_to")
-        if (behind := listed.get_by_text("[Show Markdown]")).count():
-            behind.click()
-            listed = self.page.get_by_role("dialog")
-        listed.get_by_role("link").first.wait_for()
-        return listed.get_by_role("link").all()
-
     def metadata(self, key: str) -> Locator:
         """The row of the overview's metadata with this key."""
         return self.page.locator("tr").filter(has=self.page.locator("td", has_text=re.compile(f"^{key}$"))).first
