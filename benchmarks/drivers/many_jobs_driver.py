@@ -35,6 +35,7 @@ from dagster_ckpt.checkpoint import (
     Snapshot,
     find_newest,
     finish_deletions,
+    free_job,
     sweep_start,
     this_host,
 )
@@ -109,7 +110,7 @@ class _Driver:
         catalog = CheckpointCatalog(self._filesystem, order.job)
         records = catalog.records
         self._begin(order)
-        records.heartbeat.free_job(self._clock, time.sleep)
+        free_job(records.heartbeat, self._clock, time.sleep)
         claim = records.epochs.claim(
             token=uuid.uuid4().hex,
             series=None if order.series is None else int(order.series),

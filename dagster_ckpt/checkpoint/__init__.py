@@ -70,11 +70,11 @@ if TYPE_CHECKING:
         SavepointRequest,
         Streak,
         Upgrade,
+        free_job,
         in_order,
         restart_after,
         so_far,
         symptom,
-        unchanged_for,
     )
     from dagster_ckpt.checkpoint.format import (
         CHANGED,
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.job_states import JobState, job_state
     from dagster_ckpt.checkpoint.lease import Lease
     from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
+    from dagster_ckpt.checkpoint.seen import unchanged_for
     from dagster_ckpt.checkpoint.sight import Sight, look
     from dagster_ckpt.checkpoint.standbys import Standbys, StandbySign
     from dagster_ckpt.checkpoint.start_traces import MONOTONIC, WALL, StartTrace, StartTraces, Step
@@ -220,6 +221,7 @@ __all__ = [
     "finish_end",
     "for_retention",
     "forget_live_locations",
+    "free_job",
     "in_order",
     "is_broken",
     "is_unfinished",

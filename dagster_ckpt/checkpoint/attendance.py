@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.control import Claim, Heartbeat, JobRecords, unchanged_for
+from dagster_ckpt.checkpoint.control import Claim, Heartbeat, JobRecords
+from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import Clock
 
 __all__ = ["Attendance", "attendance_of", "run_that_waits"]

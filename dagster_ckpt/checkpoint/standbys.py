@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from dagster_ckpt.checkpoint.control import Heartbeat, HeartbeatFile, unchanged_for
+from dagster_ckpt.checkpoint.control import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format import CONTROL_DIR
 from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import FileSystem

@@ -95,6 +95,7 @@ class Resumption:
             if death is None:
                 return None
             if self._step(claim, end, death):
+                self._catalog.records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
                 return claim.series
 
     def _death(self, claim: Claim, end: End | None) -> tuple[str | None, float] | None:

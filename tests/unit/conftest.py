@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.control import heartbeat
+from dagster_ckpt.checkpoint import seen
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -24,4 +24,4 @@ def disk(tmp_path: Path) -> PosixFileSystem:
 @pytest.fixture(autouse=True)
 def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock of a test may begin again, and the clock by which a process remembers what it has seen never does."""
-    monkeypatch.setattr(heartbeat, "_seen", {})
+    monkeypatch.setattr(seen, "_seen", {})

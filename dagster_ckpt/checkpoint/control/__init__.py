@@ -14,14 +14,14 @@ from dagster_ckpt.checkpoint.control.epochs import (
     Upgrade,
 )
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
-from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import (
     INTERRUPTED,
     Completed,
     FailedCheckpoints,
+    Heart,
     Heartbeat,
     HeartbeatFile,
-    unchanged_for,
+    free_job,
 )
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.control.pins import Pin
@@ -80,10 +80,10 @@ __all__ = [
     "Streak",
     "TakenSavepoint",
     "Upgrade",
+    "free_job",
     "in_order",
     "name_taken",
     "restart_after",
     "so_far",
     "symptom",
-    "unchanged_for",
 ]

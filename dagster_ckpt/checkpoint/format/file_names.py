@@ -25,7 +25,7 @@ _CHECKPOINT = rf"{_LINEAGE}-chk-[1-9]\d*"
 _RECORDS = {
     re.compile(directory): re.compile(names)
     for directory, names in {
-        "": "owner|heartbeat|reserve|submission|attendant",
+        "": "owner|heartbeat|silent|reserve|submission|attendant",
         "epochs": rf"{_EPOCH}(\.(choice|end|settled))?",
         "issued": "",
         rf"issued/{_LINEAGE}": rf"{_EPOCH}(-\d{{15}})?",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease
+from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease, free_job
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import (
@@ -128,8 +128,9 @@ class Attendant:
         find_master(spark.master, spark.conf)
         if unsure := check_release(spark.master, spark.conf, Path(command[0]).parents[1]):
             self._told.log(logging.INFO, unsure)
-        for process in self._records.heartbeat.free_job(self._clock, self._wait):
+        for process in free_job(self._records.heartbeat, self._clock, self._wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        self._records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
         self._submission.make(series, json.dumps(dict(op_config)))
         try:
             self._sign.show(self._epoch, self._lease)

@@ -208,6 +208,7 @@ class JobWatch:
         else:
             self._events.look(goes_on=True)
         self._show_health("")
+        self._records.heartbeat.tell_silent(self._clock)
         return request
 
     def _show_health(self, refusal: str) -> None:

@@ -25,6 +25,7 @@ from dagster_ckpt.checkpoint import (
     Submission,
     discard_within,
     finish_deletions,
+    free_job,
     restart_after,
     so_far,
     this_host,
@@ -217,7 +218,7 @@ class StreamingRun:
         self._catalog.records.reserve.keep()
         if self._state.request.restore_from not in {LATEST, NONE} and self._state.request.move is None:
             self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
-        for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
+        for process in free_job(self._catalog.records.heartbeat, self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim(uuid.uuid4().hex, self._after, self._submission)
 

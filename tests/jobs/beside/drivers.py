@@ -36,6 +36,7 @@ from dagster_ckpt.checkpoint import (
     fallback_of,
     find_newest,
     finish_deletions,
+    free_job,
     materialize_checkpoint,
     sweep_start,
     this_host,
@@ -132,7 +133,7 @@ class JobDriver:
 
     def _live(self, until: float) -> None:
         catalog = CheckpointCatalog(PosixFileSystem(self._place.storage), self._place.job(self._number))
-        catalog.records.heartbeat.free_job(self._clock, time.sleep)
+        free_job(catalog.records.heartbeat, self._clock, time.sleep)
         token = uuid.uuid4().hex
         claim = catalog.records.epochs.claim(
             token=token,

@@ -155,7 +155,7 @@ import sys
 from pathlib import Path
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
-from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import Heart
 from dagster_ckpt.filesystem import PosixFileSystem
 heart = Heart(HeartbeatFile(PosixFileSystem(Path(sys.argv[1])), "tiny"), SystemClock(), epoch=4, run_id="the-other-run")
 heart.start()

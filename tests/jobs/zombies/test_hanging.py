@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
@@ -39,11 +39,11 @@ def test_a_driver_that_hangs_is_killed_with_its_jvm(tmp_path: Path) -> None:
         copied = HeartbeatFile(PosixFileSystem(tmp_path / "copy"), JOB)
         copied.write(heartbeat)
         with pytest.raises(JobAlreadyRunning, match=str(python.pid)):
-            copied.free_job(late, late.advance)
+            free_job(copied, late, late.advance)
         assert python.is_alive()
         assert jvm.is_alive()
 
-        assert file.free_job(late, late.advance) == (python, jvm)
+        assert free_job(file, late, late.advance) == (python, jvm)
         assert driver.process.wait() == -signal.SIGKILL
         assert not jvm.is_alive()
 
@@ -63,7 +63,7 @@ def test_a_jvm_that_outlives_its_driver_is_killed(tmp_path: Path) -> None:
         try:
             assert jvm.is_alive()
             late = ManualClock()
-            assert file.free_job(late, late.advance) == (jvm,)
+            assert free_job(file, late, late.advance) == (jvm,)
             assert not jvm.is_alive()
         finally:
             if jvm.is_alive():

@@ -23,8 +23,7 @@ from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import End
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,

@@ -23,12 +23,13 @@ from dagster_ckpt import (
     SparkSessionResource,
     build_checkpoint_definitions,
 )
+from dagster_ckpt.checkpoint import seen
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -286,6 +287,25 @@ def test_a_run_that_stopped_beating_is_dead_after_the_lease(
     pass_time(31)
     sensor.request()
     assert re.search(r"no heartbeat for 3\d s", job.failures.of(claim.series)[0].reason)
+
+
+def test_the_run_that_follows_a_silent_run_of_another_host_does_not_wait_for_a_second_lease(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = job.claim(run_id())
+    elsewhere = ProcessIdentity("elsewhere/1", 7, 1.0)
+    beat = Heartbeat(claim.epoch, claim.run_id, (elsewhere,), 1, time.time())
+    job.catalog.records.heartbeat.write(beat)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    for _ in range(5):
+        pass_time(6)
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    pass_time(1)
+    sensor.request()
+    monkeypatch.setattr(seen, "_seen", {})  # the run is a process of its own
+    waited: list[float] = []
+    assert free_job(job.catalog.records.heartbeat, SystemClock(), waited.append) == ()
+    assert waited == []
 
 
 def test_a_tick_that_found_the_run_alive_resumes_the_job_when_the_run_dies(

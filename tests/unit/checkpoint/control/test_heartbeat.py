@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, unchanged_for
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
@@ -173,16 +173,16 @@ class TestIsDead:
 
 class TestFreeJob:
     def test_nobody_was_here(self, file: HeartbeatFile, clock: ManualClock) -> None:
-        assert file.free_job(clock, no_wait) == ()
+        assert free_job(file, clock, no_wait) == ()
 
     def test_an_orderly_end(self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]) -> None:
         file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), stopped=True))
-        assert file.free_job(clock, no_wait) == ()
+        assert free_job(file, clock, no_wait) == ()
         assert other.poll() is None
 
     def test_its_own_process(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity.current()))
-        assert file.free_job(clock, no_wait) == ()
+        assert free_job(file, clock, no_wait) == ()
 
     def test_a_live_run_is_refused_by_name(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
@@ -191,7 +191,7 @@ class TestFreeJob:
         with pytest.raises(
             JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
         ) as raised:
-            file.free_job(clock, no_wait)
+            free_job(file, clock, no_wait)
         assert "Terminate run run-a first" in raised.value.hint
         assert other.poll() is None
 
@@ -202,14 +202,14 @@ class TestFreeJob:
         with jvm(dead.mark) as left:
             identity = ProcessIdentity.of(left.pid)
             file.write(beat(clock, dead, identity))
-            assert list(file.free_job(clock, no_wait)) == [identity]
+            assert list(free_job(file, clock, no_wait)) == [identity]
             assert not identity.is_alive()
 
     def test_a_reused_pid_is_not_killed(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
     ) -> None:
         file.write(beat(clock, replace(ProcessIdentity.of(other.pid), ticks=1)))
-        assert list(file.free_job(clock, no_wait)) == []
+        assert list(free_job(file, clock, no_wait)) == []
         assert other.poll() is None
 
     def test_a_stopped_process_is_killed_when_its_lease_is_over(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -218,10 +218,10 @@ class TestFreeJob:
             driver.send_signal(signal.SIGSTOP)
             file.write(beat(clock, identity))
             with pytest.raises(JobAlreadyRunning):
-                file.free_job(clock, no_wait)
+                free_job(file, clock, no_wait)
             clock.advance(LEASE + 1)
             started = clock.now
-            assert list(file.free_job(clock, clock.advance)) == [identity]
+            assert list(free_job(file, clock, clock.advance)) == [identity]
             assert LEASE <= clock.now - started <= LEASE + INTERVAL
             assert not identity.is_alive()
 
@@ -238,7 +238,7 @@ class TestFreeJob:
             file.write(replace(beat(clock, ProcessIdentity.of(other.pid), epoch=epoch), sequence=30))
 
         with pytest.raises(JobAlreadyRunning, match=f"epoch {epoch}"):
-            file.free_job(clock, it_beats)
+            free_job(file, clock, it_beats)
         assert other.poll() is None
 
     def test_a_process_that_lives_is_not_killed_because_a_clock_was_set(
@@ -246,7 +246,7 @@ class TestFreeJob:
     ) -> None:
         file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), beat_at=1.0))
         with pytest.raises(JobAlreadyRunning):
-            file.free_job(clock, no_wait)
+            free_job(file, clock, no_wait)
         assert other.poll() is None
 
     def test_of_a_record_that_tells_no_uptime_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -260,13 +260,13 @@ class TestFreeJob:
                 file.write(replace(silent, sequence=silent.sequence + 1))
 
             with pytest.raises(JobAlreadyRunning):
-                file.free_job(clock, it_beats)
-            assert list(file.free_job(clock, clock.advance)) == [identity]
+                free_job(file, clock, it_beats)
+            assert list(free_job(file, clock, clock.advance)) == [identity]
 
     def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))
         started = clock.now
-        assert file.free_job(clock, clock.advance) == ()
+        assert free_job(file, clock, clock.advance) == ()
         assert LEASE <= clock.now - started <= LEASE + INTERVAL
 
     def test_its_clock_is_not_compared_with_ours(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -278,7 +278,7 @@ class TestFreeJob:
             file.write(replace(old, sequence=old.sequence + int(clock.now)))
 
         with pytest.raises(JobAlreadyRunning, match="on elsewhere"):
-            file.free_job(clock, it_beats)
+            free_job(file, clock, it_beats)
 
     def test_one_that_ends_while_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
@@ -289,7 +289,7 @@ class TestFreeJob:
             clock.advance(seconds)
             file.write(replace(heartbeat, stopped=True))
 
-        assert file.free_job(clock, it_ends) == ()
+        assert free_job(file, clock, it_ends) == ()
         assert clock.now - started == INTERVAL
 
 
@@ -495,7 +495,7 @@ class TestHangingRequests:
         hanging.then = come_to_pass
         hanging.let_go()
         assert hanging.seen().stopped
-        assert hanging.file.free_job(hanging.clock, no_wait) == ()
+        assert free_job(hanging.file, hanging.clock, no_wait) == ()
 
     def test_the_end_is_said_again_when_a_new_holder_would_have_beaten(
         self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
@@ -534,12 +534,12 @@ class TestHangingRequests:
         hanging.heart.stop()
         hanging.file.write(replace(alive, processes=(ProcessIdentity("elsewhere/1", 1, 1.0),)))
         started = hanging.clock.now
-        assert hanging.file.free_job(hanging.clock, hanging.clock.advance) == ()
+        assert free_job(hanging.file, hanging.clock, hanging.clock.advance) == ()
         assert hanging.clock.now - started <= SELDOM.timeout + SELDOM.interval
         hanging.file.write(replace(alive, processes=(ProcessIdentity.of(other.pid),)))
         other.kill()
         other.wait()
-        assert hanging.file.free_job(hanging.clock, no_wait) == ()
+        assert free_job(hanging.file, hanging.clock, no_wait) == ()
 
 
 def judged(file: HeartbeatFile, claim: Claim, end: End | None, clock: ManualClock) -> tuple[str | None, float]:

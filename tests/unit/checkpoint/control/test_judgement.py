@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint import seen
+from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import iso
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -153,6 +157,127 @@ class TestMoments:
 
             assert file.watched(clock, it_dies)[1] == f"its process {hanging.pid} is gone"
         assert clock.now - began == Lease().interval
+
+
+class TestToldSilent:
+    """A process that has watched a run for its lease tells others so, and they believe that of the very same beat."""
+
+    LEASE = Lease(2, 30)
+
+    @pytest.fixture
+    def silent(self, file: HeartbeatFile, clock: ManualClock, epochs: Epochs, forget: Callable[[], None]) -> Heartbeat:
+        """A beat that was seen silent for a lease, by a process of which others remember nothing."""
+        take_over(epochs, clock, "run-a")
+        silent = replace(beat(clock), lease=self.LEASE)
+        file.write(silent)
+        watch(file, clock, 31)
+        file.tell_silent(clock)
+        forget()
+        return silent
+
+    @pytest.fixture
+    def epochs(self, memory: MemoryFileSystem, file: HeartbeatFile) -> Epochs:
+        return Epochs(memory, file.key[1])
+
+    @pytest.fixture
+    def forget(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+        return lambda: monkeypatch.setattr(seen, "_seen", {})
+
+    @pytest.fixture
+    def waited(self, file: HeartbeatFile, clock: ManualClock) -> Callable[[], float]:
+        """The seconds for which another process watches the job before the run counts as dead."""
+
+        def wait_for_it() -> float:
+            began = clock.now
+            assert str(file.watched(clock, clock.advance)[1]).startswith("no heartbeat for 30 s")
+            return clock.now - began
+
+        return wait_for_it
+
+    def test_the_next_run_takes_the_job_over_at_once(
+        self, file: HeartbeatFile, clock: ManualClock, silent: Heartbeat
+    ) -> None:
+        began = clock.now
+        assert file.watched(clock, clock.advance) == (silent, "no heartbeat for 30 s, as another process has seen")
+        assert free_job(file, clock, clock.advance) == ()
+        assert clock.now == began
+
+    @pytest.mark.parametrize("change", [{"sequence": 6}, {"epoch": 2}, {"run_id": "run-b"}, {"beat_at": 7.0}], ids=str)
+    def test_any_other_beat_is_watched(
+        self, file: HeartbeatFile, waited: Callable[[], float], silent: Heartbeat, change: dict[str, Any]
+    ) -> None:
+        file.write(replace(silent, **change))
+        assert waited() == 30
+
+    @pytest.mark.usefixtures("silent")
+    def test_a_run_that_has_claimed_the_job_since_and_not_beaten_yet_is_watched(
+        self, epochs: Epochs, clock: ManualClock, waited: Callable[[], float]
+    ) -> None:
+        take_over(epochs, clock, "run-b")
+        assert waited() == 30
+
+    def test_a_run_that_beats_again_while_the_record_is_read_is_alive(
+        self, memory: MemoryFileSystem, clock: ManualClock, silent: Heartbeat, file: HeartbeatFile
+    ) -> None:
+        class BeatsMeanwhile(MemoryFileSystem):
+            def read(self, path: str) -> bytes:
+                found = super().read(path)
+                if path.endswith("/silent"):
+                    file.write(replace(silent, sequence=silent.sequence + 1))
+                return found
+
+        watching = BeatsMeanwhile()
+        watching.files, watching.directories = memory.files, memory.directories
+        assert HeartbeatFile(watching, file.key[1]).watched(clock, clock.advance)[1] is None
+
+    def test_a_damaged_record_tells_nothing(
+        self, file: HeartbeatFile, memory: MemoryFileSystem, waited: Callable[[], float], silent: Heartbeat
+    ) -> None:
+        for damaged in (b"{}", b"", b"\xff"):
+            memory.replace(f"{file.key[1]}/control/silent", damaged)
+            file.write(replace(silent, sequence=silent.sequence + 1 + len(damaged)))
+            assert waited() == 30
+
+    @pytest.mark.parametrize("gap", [0.0, 12.0], ids=["watched for too short", "a gap in the watch"])
+    def test_what_was_not_watched_for_a_lease_is_not_told(
+        self,
+        file: HeartbeatFile,
+        clock: ManualClock,
+        waited: Callable[[], float],
+        epochs: Epochs,
+        forget: Callable[[], None],
+        gap: float,
+    ) -> None:
+        take_over(epochs, clock, "run-a")
+        file.write(replace(beat(clock), lease=self.LEASE))
+        watch(file, clock, 20)
+        clock.advance(gap)
+        watch(file, clock, 9)
+        file.tell_silent(clock)
+        forget()
+        assert waited() == pytest.approx(30, abs=0.01)
+
+    def test_a_storage_that_takes_no_record_hinders_nobody(
+        self, memory: MemoryFileSystem, clock: ManualClock, file: HeartbeatFile
+    ) -> None:
+        file.write(replace(beat(clock), lease=self.LEASE))
+        full = FaultInjectingFileSystem(memory, lambda at: Fail() if at.path.endswith("/silent") else None)
+        told = HeartbeatFile(full, file.key[1])
+        watch(told, clock, 31)
+        told.tell_silent(clock)
+        assert f"{file.key[1]}/control/silent" not in memory.files
+
+
+def take_over(epochs: Epochs, clock: ManualClock, run_id: str) -> Claim:
+    return epochs.claim(token=run_id, series=None, run_id=run_id, host="elsewhere", pid=1, now=iso(clock.time()))
+
+
+def watch(file: HeartbeatFile, clock: ManualClock, seconds: int) -> None:
+    """Look each second, as the sensor does."""
+    for _ in range(seconds):
+        file.judged(claim_of(clock), None, clock)
+        clock.advance(1)
+    file.judged(claim_of(clock), None, clock)
 
 
 @pytest.mark.parametrize(

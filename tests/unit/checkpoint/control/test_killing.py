@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import processes
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
@@ -50,7 +49,7 @@ def earlier_release(identity: ProcessIdentity) -> ProcessIdentity:
 
 def free(file: HeartbeatFile, clock: ManualClock) -> list[ProcessIdentity]:
     clock.advance(LEASE + 1)
-    return list(file.free_job(clock, clock.advance))
+    return list(free_job(file, clock, clock.advance))
 
 
 class TestNoClockDecides:
@@ -100,7 +99,7 @@ class TestNoClockDecides:
         """An earlier run of this process could not write its last beat."""
         me = ProcessIdentity.current()
         file.write(beat(clock, replace(me, created=me.created - 3600)))
-        assert file.free_job(clock, clock.advance) == ()
+        assert free_job(file, clock, clock.advance) == ()
 
 
 class TestBystanders:
@@ -363,7 +362,7 @@ class TestWhateverARecordSays:
             patch.setattr(processes, "_send_kill", send_kill)
             patch.setattr(processes, "_LAST_BREATH", 0.0)
             with contextlib.suppress(JobAlreadyRunning, CorruptCheckpoint):
-                file.free_job(clock, clock.advance)
+                free_job(file, clock, clock.advance)
         assert killed <= {each.pid for each in named[:2]}
 
     def test_and_these_two_are_proven(self, storage: MemoryFileSystem, named: list[ProcessIdentity]) -> None:
@@ -381,7 +380,7 @@ class TestDamagedHeartbeat:
         heart.start()
         memory.replace(_RECORD, damage)
         with pytest.raises(CorruptCheckpoint):
-            file.free_job(clock, clock.advance)
+            free_job(file, clock, clock.advance)
         heart.hold(2)
         heartbeat = file.read()
         assert heartbeat is not None
@@ -409,4 +408,4 @@ class TestDamagedHeartbeat:
     ) -> None:
         memory.replace(_RECORD, json.dumps(asdict(beat(clock, gone)) | {"processes": named}).encode())
         with pytest.raises(CorruptCheckpoint, match="control/heartbeat"):
-            file.free_job(clock, clock.advance)
+            free_job(file, clock, clock.advance)

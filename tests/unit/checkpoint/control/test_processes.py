@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint import processes
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import JobAlreadyRunning
@@ -147,8 +147,7 @@ def test_a_process_of_another_host_is_not_here() -> None:
 _BEATING = """
 import sys, threading
 from pathlib import Path
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -170,7 +169,7 @@ def test_a_driver_in_a_container_that_has_this_hosts_name_is_alive(tmp_path: Pat
         beat = file.read()
         assert beat is not None, "the container did not start: root, or the right to make user namespaces, is needed"
         with pytest.raises(JobAlreadyRunning, match="in the container"):
-            file.free_job(SystemClock(), time.sleep)
+            free_job(file, SystemClock(), time.sleep)
         assert beat.is_dead(SystemClock()) is None
 
 

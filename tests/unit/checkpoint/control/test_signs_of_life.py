@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import Completed, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import StorageError

@@ -89,6 +89,7 @@ def told(pins: Pins) -> Story:
     JobRecords(memory, JOB).starts.add(StartTrace(3, "run", "2026-11-23T10:00:00+00:00", True, (STEP,)))
     JobRecords(memory, JOB).submissions.replace(Submission("run", 2, None, "{}", 1.0))
     JobRecords(memory, JOB).attendant.write(Heartbeat(3, "run", (process,), 4, 1.0, stopped=True))
+    HeartbeatFile(memory, JOB, "silent").write(Heartbeat(2, "run", (process,), 4, 1.0))
     plans = PlanArchiveWriter(memory, JOB, LINEAGE, 3, lambda: None)
     plans.begin(-1, None, [])
     plans.append([PlannedBatch(0, {"offsets/0": "v1"})])

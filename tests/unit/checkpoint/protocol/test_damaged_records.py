@@ -14,8 +14,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs, Settled
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import Completed, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined

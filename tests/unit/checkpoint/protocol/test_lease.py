@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import random
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.epochs import Claim
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.epochs import Claim, Epochs
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import iso
@@ -21,6 +23,9 @@ from tests.helpers.virtual_time import VirtualTime
 LEASES = [Lease(), Lease(1, 5), Lease(0.5, 3), Lease(10, 50)]
 #: The guard of the query looks so often within a lease; that of a run looks every tenth of a second.
 LOOKS = 50
+#: Worlds of each test.
+SEEDS = int(os.environ.get("DAGSTER_CKPT_TEST_SEEDS", "10"))
+_VIEWS = itertools.count()
 
 
 class Hiccups(MemoryFileSystem):
@@ -37,9 +42,16 @@ class Hiccups(MemoryFileSystem):
         self._outage = outage
         self._away = (0.0, 0.0)
         self.asked = 0.0
+        self._url = f"view-{next(_VIEWS)}"
+
+    @property
+    def url(self) -> str:
+        """Of its own: what a process has seen, and for how long, is remembered by the URL."""
+        return self._url
 
     def read(self, path: str) -> bytes:
-        self.asked = self._time.now
+        if path.endswith("/heartbeat"):
+            self.asked = self._time.now
         self._delay()
         found = super().read(path)
         self._delay()
@@ -163,6 +175,29 @@ class World:
                 taken.append(view.asked)
             self.time.sleep(pause)
 
+    def followed(self, longest: float, taken: list[float], told: list[str]) -> None:
+        """A sensor that tells of silence, and the run that it launches, which is another process and believes that."""
+        view, pause = self.view(longest), self.chance.uniform(0.2, 1) * Lease(1, 5).interval
+        file = HeartbeatFile(view, self.job)
+        epochs = Epochs(self.storage, self.job)
+        claim = epochs.claim(token="token", series=None, run_id="run-1", host="elsewhere", pid=1, now="2026-01-01")
+        while not taken:
+            self.time.sleep(pause)
+            try:
+                dead, _ = file.judged(claim, None, self.time)
+            except StorageError:
+                continue
+            if dead is None:
+                continue
+            file.tell_silent(self.time)
+            self.time.sleep(self.chance.choice([0, 1, 5, 30]) * self.chance.random())
+            seen_by_run = self.view(longest)
+            with contextlib.suppress(StorageError):
+                heartbeat, dead = HeartbeatFile(seen_by_run, self.job).watched(self.time, self.time.sleep)
+                if heartbeat is not None and dead is not None:
+                    taken.append(seen_by_run.asked)
+                    told.append(dead)
+
 
 @pytest.mark.parametrize("lease", [*LEASES, Lease(2, 3600), Lease(1200, 3600)], ids=str)
 def test_nobody_waits_for_a_beat_that_hangs_longer_than_a_few_seconds(lease: Lease) -> None:
@@ -190,6 +225,23 @@ def test_nobody_takes_over_before_the_run_has_paused(lease: Lease, *, here: bool
             just_before = [moment for moment in writer.commits if taken[0] - lease.grace < moment <= taken[0]]
             assert not just_before, f"seed {seed}: it was overtaken while its query was not paused"
     assert overtaken, "no outage was long enough"
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["of another host", "of this host"])
+@pytest.mark.parametrize("lease", LEASES, ids=str)
+def test_nobody_is_believed_to_be_silent_before_the_run_has_paused(lease: Lease, *, here: bool) -> None:
+    """The run that the sensor launches waits for no lease of its own where the sensor has told of one."""
+    told: list[str] = []
+    for seed in range(SEEDS):
+        world, taken = World.of(seed), list[float]()
+        longest = lease.timeout * world.chance.choice([0.02, 0.1, 0.5])
+        writer = world.writer(lease, longest, 3 * lease.timeout, here=here)
+        world.time.spawn(partial(world.followed, longest / 10, taken, told))
+        world.time.pass_by(12 * lease.timeout + 60)
+        if taken:
+            just_before = [moment for moment in writer.commits if taken[0] - lease.grace < moment <= taken[0]]
+            assert not just_before, f"seed {seed}: it was overtaken while its query was not paused"
+    assert any("another process" in reason for reason in told), "no silence was told and believed"
 
 
 @pytest.mark.parametrize("lease", [*LEASES, Lease(10, 600)], ids=str)

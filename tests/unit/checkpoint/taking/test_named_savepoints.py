@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.control.savepoint_requests import RequestState, SavepointRequest, TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata

@@ -10,8 +10,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import End
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.errors import (

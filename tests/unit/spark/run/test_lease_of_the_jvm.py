@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.spark.run.watchdog import _milliseconds

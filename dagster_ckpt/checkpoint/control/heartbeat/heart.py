@@ -12,20 +12,18 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from dagster_ckpt.checkpoint.control.heartbeat import (
-    Completed,
-    FailedCheckpoints,
-    Heartbeat,
-    HeartbeatFile,
-    beating_here,
-)
+from dagster_ckpt.checkpoint.control.heartbeat.beat import Completed, FailedCheckpoints, Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat.heartbeat_file import HeartbeatFile
 from dagster_ckpt.checkpoint.format import LONGEST_REASON
 from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, mark_driver
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced
 
-__all__ = ["Heart"]
+__all__ = ["Heart", "beating_here"]
+
+#: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
+beating_here: set[tuple[str, str]] = set()
 
 
 class Heart:
