@@ -106,6 +106,13 @@ class JobWatch:
             self._requests.look(f"no run is alive: {outcome if isinstance(outcome, str) else resumed}")
         return outcome
 
+    def step_for_another(self) -> dg.RunRequest | str:
+        """As :meth:`step`, for a run in another process, which need not wait for the lease that is over."""
+        outcome = self.step()
+        if isinstance(outcome, dg.RunRequest):
+            self._records.heartbeat.tell_silent(self._clock)
+        return outcome
+
     def _step(self) -> dg.RunRequest | str:
         discarded: Sequence[Discarded] = ()
         for _ in range(_STEPS):
@@ -208,7 +215,6 @@ class JobWatch:
         else:
             self._events.look(goes_on=True)
         self._show_health("")
-        self._records.heartbeat.tell_silent(self._clock)
         return request
 
     def _show_health(self, refusal: str) -> None:

@@ -100,7 +100,7 @@ def build_resume_sensor(
                         context.log,
                         standbys.living(asset, looks.storage_of(asset)),
                     )
-                    acted.append((asset, watch, looks.acted(asset, watch.step)))
+                    acted.append((asset, watch, looks.acted(asset, watch.step_for_another)))
                 except Exception as error:
                     failed(asset, error)
             for asset, watch, outcome_of in acted:

@@ -238,7 +238,9 @@ class TestToldSilent:
             file.write(replace(silent, sequence=silent.sequence + 1 + len(damaged)))
             assert waited() == 30
 
-    @pytest.mark.parametrize("gap", [0.0, 12.0], ids=["watched for too short", "a gap in the watch"])
+    @pytest.mark.parametrize(
+        ("before", "gap", "after"), [(20, 0, 9), (20, 12, 9), (29, 12, 0)], ids=["too short", "a gap", "a gap at last"]
+    )
     def test_what_was_not_watched_for_a_lease_is_not_told(
         self,
         file: HeartbeatFile,
@@ -246,13 +248,16 @@ class TestToldSilent:
         waited: Callable[[], float],
         epochs: Epochs,
         forget: Callable[[], None],
-        gap: float,
+        before: int,
+        gap: int,
+        after: int,
     ) -> None:
         take_over(epochs, clock, "run-a")
         file.write(replace(beat(clock), lease=self.LEASE))
-        watch(file, clock, 20)
+        watch(file, clock, before)
         clock.advance(gap)
-        watch(file, clock, 9)
+        if after:
+            watch(file, clock, after)
         file.tell_silent(clock)
         forget()
         assert waited() == pytest.approx(30, abs=0.01)
