@@ -113,7 +113,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
                     f"The live checkpointLocation of job {job_name!r} cannot lie in {filesystem.url}: it is no "
                     "directory of this machine.",
                     hint="Set working_directory to a directory that the driver and every executor reach; with gs://, "
-                    "s3:// or abfs:// set live_location to storage.",
+                    "s3://, abfs:// or hdfs:// set live_location to storage.",
                 )
             return filesystem.local(f"{job_name}/{layout.CHECKPOINT_TASK_OWNED_STATE_DIR}")
         return self._working_root() / self._place() / job_name
@@ -234,7 +234,7 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
     live_location: LiveLocationPlace = Field(
         default=LiveLocationPlace.AUTO,
         description="Where live checkpointLocations lie: local, in working_directory; storage, in checkpoint_path "
-        "(gs://, s3:// and abfs:// only, through Google's connector for Hadoop, S3A or hadoop-azure); auto, in "
+        "(hdfs://, or gs://, s3:// and abfs:// through Google's connector for Hadoop, S3A or hadoop-azure); auto, in "
         "checkpoint_path if Spark has that connector, its executors are on other machines and no working_directory is "
         "named, else local.",
     )

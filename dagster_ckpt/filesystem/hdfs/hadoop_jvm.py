@@ -38,6 +38,8 @@ _HEAP = "512m"
 _TEAR_DOWN = 5.0
 #: By default Hadoop tries a connection without an answer to its first packet 45 times, 20 s each.
 _PATIENCE = {"ipc.client.connect.max.retries.on.timeouts": "2"}
+#: The checksum of a file is the CRC32C of its bytes, however they lie in blocks.
+_CHECKSUMS = {"dfs.checksum.combine.mode": "COMPOSITE_CRC"}
 
 _Result = TypeVar("_Result")
 
@@ -248,7 +250,7 @@ def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:
     for key, value in _PATIENCE.items():
         if all(source.endswith("-default.xml") for source in configuration.getPropertySources(key) or ()):
             configuration.set(key, value)
-    for key, value in options.items():
+    for key, value in {**options, **_CHECKSUMS}.items():
         configuration.set(key, value)
     return jvm.org.apache.hadoop.fs.FileSystem.newInstance(jvm.java.net.URI(f"{cluster}/"), configuration)
 

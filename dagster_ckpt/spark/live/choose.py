@@ -1,8 +1,8 @@
 """Choosing whether a start's live location lies on a disk or in the storage of the checkpoints, and finding it later.
 
-The choice follows from two facts, not from a trial: the storage must be able to copy by itself, and Spark's Hadoop must
-have a class for the storage's URLs. Nothing is written as a test. The class brings its own credentials; if these are
-wrong, the query's first error says so.
+The choice follows from two facts, not from a trial: the storage must be able to pin and copy its files, and Spark's
+Hadoop must have a class for the storage's URLs. Nothing is written as a test. The class brings its own credentials; if
+these are wrong, the query's first error says so.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["choose_live", "connector_of", "recorded_live", "refuse_impossible"]
 
 _log = logging.getLogger(__name__)
 
-#: The storages that can copy by themselves, each with the package of its class for Hadoop.
+#: The storages whose files can be pinned and copied, each with the package of its class for Hadoop.
 _CONNECTORS = {
+    "hdfs": "hadoop-client-api, which comes with Spark",
     "gs": "the jar of gcs-connector",
     "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
@@ -42,7 +43,7 @@ def refuse_impossible(job: StreamingJob) -> None:
     """Refuse a live location that no Spark could use.
 
     Raises:
-        InvalidConfiguration: the live location should lie in a storage that cannot copy by itself.
+        InvalidConfiguration: the live location should lie in a storage that cannot pin and copy its files.
     """
     if job.live_location is LiveLocationPlace.STORAGE and job.filesystem.copies is None:
         raise InvalidConfiguration(

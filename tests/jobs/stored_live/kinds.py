@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, GcsFileSystem, S3FileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, GcsFileSystem, HdfsFileSystem, S3FileSystem
 from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.servers import gcs, s3, versitygw
 from tests.servers.abfs_connector import HOST, abfs_classpath, abfs_conf
 from tests.servers.azure_front import AzureFront
 from tests.servers.azurite import Azurite, install, options_at
 from tests.servers.gcs_connector import connector_conf, connector_jar
+from tests.servers.hdfs_cluster import MiniDfs, cluster_jvm
 from tests.servers.s3a_connector import s3a_classpath, s3a_conf
 
 __all__ = ["KINDS", "Kind", "Server"]
@@ -101,6 +102,34 @@ def _azurite(home: Path) -> Iterator[Server]:
         yield server
 
 
+class _Cluster:
+    """A NameNode and its DataNode."""
+
+    def __init__(self, dfs: MiniDfs) -> None:
+        self._dfs = dfs
+
+    @property
+    def url(self) -> str:
+        return self._dfs.authority()
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        storage = HdfsFileSystem(self.url, f"/open/{bucket}")
+        return {f"{bucket}/{path}": b"" for path in storage.copies.stored_below("")}
+
+
+@contextmanager
+def _hdfs(home: Path) -> Iterator[Server]:
+    home.mkdir()
+    with cluster_jvm(home) as jvm:
+        dfs = MiniDfs(jvm, home / "dfs")
+        yield _Cluster(dfs)
+        dfs.close()
+
+
+def _in_hdfs(url: str) -> FileSystem:
+    return HdfsFileSystem(url, f"/open/{gcs.BUCKET}/{_PREFIX}")
+
+
 def _in_google(url: str) -> FileSystem:
     return GcsFileSystem(gcs.BUCKET, _PREFIX, {"endpoint_url": url, "token": "anon", "project": "tests"})
 
@@ -129,6 +158,14 @@ KINDS = {
     ),
     "s3": _amazon(_moto),
     "versitygw": _amazon(_versitygw),
+    "hdfs": Kind(
+        _in_hdfs,
+        _hdfs,
+        lambda _: "",
+        lambda *_: {},
+        "hdfs",
+        "org.apache.hadoop.hdfs.DistributedFileSystem",
+    ),
     "abfs": Kind(
         _in_azure, _azurite, abfs_classpath, abfs_conf, "abfs", "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
     ),

@@ -23,7 +23,7 @@ from dagster_ckpt.errors import (
     StorageUnusable,
 )
 from dagster_ckpt.filesystem import Entry, HdfsFileSystem, Part, Stopped, Written, open_filesystem
-from dagster_ckpt.filesystem.hdfs import hadoop_jvm, hdfs
+from dagster_ckpt.filesystem.hdfs import client_calls, hadoop_jvm
 from dagster_ckpt.filesystem.hdfs.hadoop_jvm import JavaFailure
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.servers.hdfs_cluster import MiniDfs
@@ -78,17 +78,17 @@ def test_of_eight_writers_in_four_processes_one_wins(storage: HdfsFileSystem) ->
 
 def rename_that(monkeypatch: pytest.MonkeyPatch, before: Any = None, after: Any = None) -> None:
     """The next rename does something else as well; the ones after it are as ever."""
-    real = hdfs._rename
+    real = client_calls.rename
 
     def once(*arguments: Any) -> None:
-        monkeypatch.setattr(hdfs, "_rename", real)
+        monkeypatch.setattr(client_calls, "rename", real)
         if before is not None:
             before()
         real(*arguments)
         if after is not None:
             after()
 
-    monkeypatch.setattr(hdfs, "_rename", once)
+    monkeypatch.setattr(client_calls, "rename", once)
 
 
 def lose_the_reply() -> None:
@@ -279,7 +279,7 @@ def test_a_stop_in_mid_file_leaves_nothing(
 
 
 def test_bytes_too_many_for_py4j(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hdfs, "_write_small", None)
+    monkeypatch.setattr(client_calls, "write_small", None)
     data = os.urandom(2 << 20)
     storage.create("a/f", data)
     assert storage.read("a/f") == data
