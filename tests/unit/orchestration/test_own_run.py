@@ -154,6 +154,10 @@ def test_an_interrupted_run_says_who_has_ended_it(
     assert step.error is not None
     assert ("This run was terminated" if by == "a click" else "This run was told to end") in step.error.message
     assert step.error_source is ErrorSource.INTERRUPT
+    is_spawned = job is as_an_asset_page_has_it
+    assert (step.error.stack == []) == (is_spawned or redacts), (
+        "a step in a process of its own shows the sentence alone"
+    )
     (end,) = [data for event in told if isinstance(data := event.event_specific_data, JobCanceledData | JobFailureData)]
     if isinstance(end, JobFailureData):
         assert end.failure_reason is RunFailureReason.UNEXPECTED_TERMINATION
