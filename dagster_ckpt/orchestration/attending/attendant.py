@@ -128,8 +128,7 @@ class Attendant:
         find_master(spark.master, spark.conf)
         if unsure := check_release(spark.master, spark.conf, Path(command[0]).parents[1]):
             self._told.log(logging.INFO, unsure)
-        for process in free_job(self._records.heartbeat, self._clock, self._wait):
-            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        free_job(self._records.heartbeat, self._clock, self._wait)
         self._records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
         self._submission.make(series, json.dumps(dict(op_config)))
         try:

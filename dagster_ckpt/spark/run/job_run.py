@@ -218,8 +218,7 @@ class StreamingRun:
         self._catalog.records.reserve.keep()
         if self._state.request.restore_from not in {LATEST, NONE} and self._state.request.move is None:
             self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
-        for process in free_job(self._catalog.records.heartbeat, self._clock, self._cancel.wait):
-            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        free_job(self._catalog.records.heartbeat, self._clock, self._cancel.wait)
         return self._claim(uuid.uuid4().hex, self._after, self._submission)
 
     def _note_before_claim(self, error: Exception) -> None:

@@ -15,18 +15,31 @@ from dagster_ckpt.checkpoint.control.quarantine import FellBack
 from dagster_ckpt.checkpoint.control.savepoint_requests import Asked, TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
 from dagster_ckpt.checkpoint.start_traces import Step
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress
 from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal
 
 #: Records beside a savepoint, not among the records of a job.
 IN_A_SAVEPOINT = frozenset({_Claimed, _Disposal})
 #: Part of a record, or never written.
 _OTHERS = frozenset(
-    {Streak, Completed, FailedCheckpoints, FellBack, Step, TakenSavepoint, Asked, Label, CodeVersion, Upgrade}
+    {
+        Streak,
+        CheckpointInProgress,
+        Completed,
+        FailedCheckpoints,
+        FellBack,
+        Step,
+        TakenSavepoint,
+        Asked,
+        Label,
+        CodeVersion,
+        Upgrade,
+    }
 )
 
 
 def record_types() -> frozenset[type]:
-    """Every dataclass of a module that writes or reads records, without those that are no record by themselves."""
+    """Every dataclass of its folder that a module which reads records knows, without those that are no record."""
     root = Path(dagster_ckpt.__file__).parent
     found: set[type] = set()
     for path in root.rglob("*.py"):
@@ -34,5 +47,9 @@ def record_types() -> frozenset[type]:
         if imports is not None and path.name != "__init__.py":
             name = ".".join(("dagster_ckpt", *path.relative_to(root).with_suffix("").parts))
             members = [kind for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)]
-            found |= {kind for kind in members if is_dataclass(kind) and kind.__module__ == name}
+            found |= {kind for kind in members if is_dataclass(kind) and _folder(kind.__module__) == _folder(name)}
     return frozenset(found - _OTHERS)
+
+
+def _folder(module: str) -> str:
+    return module.rpartition(".")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from dagster_ckpt.checkpoint.control.heartbeat.beat import Heartbeat
@@ -12,6 +13,8 @@ from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning
 
 __all__ = ["free_job"]
+
+_log = logging.getLogger(__name__)
 
 
 def free_job(file: HeartbeatFile, clock: Clock, wait: Callable[[float], object]) -> Sequence[ProcessIdentity]:
@@ -54,6 +57,7 @@ def free_job(file: HeartbeatFile, clock: Clock, wait: Callable[[float], object])
     for process in left:
         try:
             if process.kill():
+                _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
                 killed.append(process)
         except OSError as error:
             raise _cannot_kill(file.key[1], heartbeat, process) from error
