@@ -59,6 +59,10 @@ def state(
     CHECKPOINT is 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path. The rows are read by a local Spark
     from a copy of the checkpoint; the job may be running, and is not touched.
     """
+    if operator is None and (where is not None or store is not None or options or conf):
+        raise click.UsageError(
+            "--where, --store, --option and --conf are for the rows of one operator: add --operator."
+        )
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = find_checkpoint(catalog, checkpoint)
     if operator is None:

@@ -208,6 +208,12 @@ def run_json(storage: Path, *call: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("option", ["--where=x", "--store=left", "--option=joinSide=left", "--conf=a=b"])
+def test_what_concerns_rows_is_not_ignored_where_no_rows_are_asked_for(option: str, storage: Path) -> None:
+    wrong = CliRunner().invoke(main, ["state", JOB, option, "--path", str(storage)])
+    assert (wrong.exit_code, "add --operator" in wrong.stderr) == (2, True)
+
+
 def test_equal_checkpoints_do_not_differ(storage: Path) -> None:
     told = CliRunner().invoke(main, arguments(storage, ["diff", JOB, "latest"]))
     assert told.exit_code == 0
