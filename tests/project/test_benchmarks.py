@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,15 +203,16 @@ def _stream_in_bucket(report: Any) -> None:
 
 
 def _tables(report: Any) -> None:
-    _postgres_sink(report)
-    figures = report["summary"]
     assert report["format"] == ("delta" if delta_conf() else "iceberg")
-    assert figures["latency_B_to_A"] == pytest.approx(1 / figures["ratio_B_to_A"])
-    low, high = figures["latency_95"]
-    assert 0 < low <= figures["latency_B_to_A"] <= high
-    low, high = figures["cpu_95"]
-    assert 0 < low <= figures["cpu_B_to_A"] <= high
-    assert figures["cpu_ms_a_batch_A"] > 0
+    assert [size["rows"] for size in report["sizes"]] == report["parameters"]["rows"] == [10, 20]
+    for size in report["sizes"]:
+        assert Counter(run["kind"] for run in size["runs"]) == dict.fromkeys("AFB", report["parameters"]["pairs"])
+        for figure in ("batch_ms_median", "cpu_ms_a_batch"):
+            for pair in ("B_to_A", "F_to_A", "B_to_F"):
+                ratio, (low, high) = size[f"{figure}_{pair}"]
+                assert 0 < low <= ratio <= high
+            both = size[f"{figure}_B_to_F"][0] * size[f"{figure}_F_to_A"][0]
+            assert size[f"{figure}_B_to_A"][0] == pytest.approx(both), "the same turns"
 
 
 def _transactional_sink(report: Any) -> None:
@@ -276,7 +278,7 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         True,
         _stream_in_bucket,
     ),
-    "tables": ("--rows 10 --batches 2 --pairs 2", True, _tables),
+    "tables": ("--rows 10 20 --batches 2 --pairs 2", True, _tables),
     "transactional_sink": ("--rows 10 --batches 2 --pairs 2 --repeats 1 --commits 10", True, _transactional_sink),
 }
 
