@@ -1,7 +1,8 @@
-"""What a bucket can do with its objects by itself: describe and copy them without moving their bytes to this machine.
+"""What a storage can do with its objects: describe, pin and copy them.
 
-An object is pinned by its path *and its version*: a request for both gets exactly these bytes or an error, whatever is
-written or deleted under the path meanwhile.
+A bucket does so by itself, without moving bytes to this machine; HDFS copies through this machine. An object is pinned
+by its path *and its version*: a request for both gets exactly these bytes or an error, whatever is written or deleted
+under the path meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Stored:
     Attributes:
         size: bytes.
         version: the bucket's name for these bytes under this path; other bytes under the path have another version:
-            the generation in Google Cloud Storage, the ETag in S3 and Azure.
+            the generation in Google Cloud Storage, the ETag in S3 and Azure, in HDFS the number of the inode, as
+            long as nobody appends to the file.
         crc32c: of its bytes, in base64; ``None`` where the bucket does not report it.
         md5: of its bytes, in base64; ``None`` where the bucket does not report it.
     """

@@ -155,9 +155,8 @@ def crc32c(client: Hadoop, target: str) -> str:
 
 def copy(client: Hadoop, source: str, target: str) -> tuple[int, str]:
     """Copy a file through the JVM to a new file; the size and the CRC32C, in base64, of the bytes that passed."""
-    stream = client.filesystem.open(_path(client, source))
     with complete_or_deleted(client, target) as writer:
-        return _pass_on(client, stream, writer)
+        return _pass_on(client, client.filesystem.open(_path(client, source)), writer)
 
 
 def _pass_on(client: Hadoop, stream: Any, writer: Any) -> tuple[int, str]:

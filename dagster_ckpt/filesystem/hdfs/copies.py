@@ -21,6 +21,9 @@ from dagster_ckpt.filesystem.values import Part, Stopped
 
 __all__ = ["HdfsCopies"]
 
+#: How often a directory is listed when others delete what is in it.
+_LISTINGS = 5
+
 
 class HdfsCopies(ServerSide):
     """The files below a directory of HDFS.
@@ -42,12 +45,15 @@ class HdfsCopies(ServerSide):
     def stored_below(self, path: str) -> Mapping[str, Stored]:
         directory = self._directory.below(path)
         above = f"{directory.removeprefix(self._directory.cluster)}/"
-        try:
-            with self._directory.errors(f"list {directory}"):
-                found = self._directory.call(lambda client: client_calls.inodes_below(client, directory))
-        except FileNotFoundError:
-            return {}
-        return {file.path.removeprefix(above): Stored(file.size, str(file.number)) for file in found}
+        for _ in range(_LISTINGS):
+            try:
+                with self._directory.errors(f"list {directory}"):
+                    found = self._directory.call(lambda client: client_calls.inodes_below(client, directory))
+                return {file.path.removeprefix(above): Stored(file.size, str(file.number)) for file in found}
+            except FileNotFoundError:  # of the directory, or of one below that went while this looked
+                if not self._is_there(directory):
+                    return {}
+        raise StorageError(f"Could not list {directory}: directories below it are deleted again and again.")
 
     def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
         source = self._directory.file(path)
@@ -63,7 +69,7 @@ class HdfsCopies(ServerSide):
                     client_calls.receive(client, self._by_number(pinned), part, file)
                     return file.read_bytes()
 
-            return self._directory.call(read)
+            return self._directory.call(read, moves_bytes=True)
 
     def fetch_stored(self, path: str, of: Stored, target: Path, stop: Callable[[], bool] = lambda: False) -> bool:
         if stop():
@@ -75,22 +81,27 @@ class HdfsCopies(ServerSide):
             def fetch(client: Hadoop) -> None:
                 client_calls.receive(client, self._by_number(self._pinned(client, source, of.version)), None, target)
 
-            self._directory.call(fetch)
+            self._directory.call(fetch, moves_bytes=True)
         return of.is_of(target)
 
     def copy(self, copy: Copy) -> Stored:
         source, target = self._directory.file(copy.source), self._directory.file(copy.target)
-        temporary, what = self._directory.temporary(copy.target), f"copy {source} to {target}"
-        with self._directory.errors(what):
-            made = self._directory.call_once(lambda client: self._send(client, copy, source, temporary))
-            if copy.of is not None and not made.is_copy_of(copy.of):
-                self._directory.call(lambda client: client_calls.delete(client, temporary))
-                raise StorageError(f"Could not {what}: it came out with other bytes than it was copied from.")
+        what = f"copy {source} to {target}"
+        pinned = self._find(source, copy)
+        with self._directory.errors(what, a_new_file=True):
             try:
-                self._directory.call_once(lambda client: client_calls.rename(client, temporary, target, "NONE"))
+                made = self._directory.call(lambda client: self._send(client, pinned, target), moves_bytes=True)
             except JavaFailure as failure:
-                return self._settled(temporary, target, made, failure)
-            return self._directory.call(lambda client: _stored(client, target))
+                if "FileAlreadyExistsException" not in failure.names:
+                    self._find(source, copy)  # which raises if the source is what was missing
+                    raise
+                made = self._directory.call(lambda client: _stored(client, target))
+                if not made.is_same_content(self._directory.call(lambda client: _stored(client, source))):
+                    raise StorageError(f"{target} exists already and holds something else.") from failure
+            if copy.of is not None and not made.is_copy_of(copy.of):
+                self._directory.call(lambda client: client_calls.delete(client, target))
+                raise StorageError(f"Could not {what}: it came out with other bytes than it was copied from.")
+            return made
 
     def remove_below(self, path: str) -> int:
         directory = self._directory.file(path)
@@ -99,26 +110,31 @@ class HdfsCopies(ServerSide):
             self._directory.call(lambda client: client_calls.delete(client, directory, all_below=True))
         return len(found)
 
-    def _send(self, client: Hadoop, copy: Copy, source: str, temporary: str) -> Stored:
-        """Write a copy under a temporary name; raises ``FileNotFoundError`` if the source is not the pinned file."""
-        pinned = self._pinned(client, source, copy.of.version if copy.of else None)
-        size, crc32c = client_calls.copy(client, self._by_number(pinned), temporary)
-        made = _stored(client, temporary)
-        if (made.size, made.crc32c) != (size, crc32c):
-            client_calls.delete(client, temporary)
-            raise StorageError(f"The DataNodes have stored other bytes in {temporary} than were copied.")
+    def _send(self, client: Hadoop, pinned: Inode, target: str) -> Stored:
+        """Write a copy, and compare what the DataNodes have stored; a failed copy is deleted."""
+        size, crc32c = client_calls.copy(client, self._by_number(pinned), target)
+        try:
+            made = _stored(client, target)
+            if (made.size, made.crc32c) != (size, crc32c):
+                raise StorageError(f"The DataNodes have stored other bytes in {target} than were copied.")
+        except BaseException:
+            client_calls.delete(client, target)
+            raise
         return made
 
-    def _settled(self, temporary: str, target: str, made: Stored, failure: JavaFailure) -> Stored:
-        """What lies at the target after a rename that failed, perhaps with its reply alone; else the failure."""
-        self._directory.call(lambda client: client_calls.delete(client, temporary))
+    def _find(self, source: str, copy: Copy) -> Inode:
+        """The file to be copied; raises ``FileNotFoundError`` if it is gone or is not the pinned one."""
+        with self._directory.errors(f"look at {source}"):
+            version = copy.of.version if copy.of else None
+            return self._directory.call(lambda client: self._pinned(client, source, version))
+
+    def _is_there(self, directory: str) -> bool:
         try:
-            there = self._directory.call(lambda client: _stored(client, target))
-        except (FileNotFoundError, JavaFailure):
-            raise failure from None
-        if not there.is_same_content(made):
-            raise StorageError(f"{target} exists already and holds something else.") from failure
-        return there
+            with self._directory.errors(f"look at {directory}"):
+                self._directory.call(lambda client: client_calls.status(client, directory))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _pinned(self, client: Hadoop, source: str, version: str | None) -> Inode:
         """The file at a path; raises ``FileNotFoundError`` if it is not the pinned one."""

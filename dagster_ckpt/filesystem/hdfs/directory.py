@@ -78,23 +78,36 @@ class HdfsDirectory:
         above, _, name = self.file(path).rpartition("/")
         return f"{above}/.{name}.{uuid.uuid4().hex}.tmp"
 
-    def call(self, work: Callable[[Hadoop], _Result]) -> _Result:
-        """Do work that may be done twice: the first request after a NameNode's restart fails on the old connection."""
+    def call(self, work: Callable[[Hadoop], _Result], *, moves_bytes: bool = False) -> _Result:
+        """Do work that may be done twice: the first request after a NameNode's restart fails on the old connection.
+
+        Args:
+            work: as for :meth:`call_once`.
+            moves_bytes: as for :meth:`call_once`.
+
+        Raises:
+            JavaFailure: the client failed.
+        """
         try:
-            return self.call_once(work)
+            return self.call_once(work, moves_bytes=moves_bytes)
         except JavaFailure as failure:
             if "EOFException" not in failure.names:
                 raise
-            return self.call_once(work)
+            return self.call_once(work, moves_bytes=moves_bytes)
 
-    def call_once(self, work: Callable[[Hadoop], _Result]) -> _Result:
+    def call_once(self, work: Callable[[Hadoop], _Result], *, moves_bytes: bool = False) -> _Result:
         """Do work on a thread of the JVM of Hadoop's client, and wait for the result.
+
+        Args:
+            work: asks the client.
+            moves_bytes: ``work`` moves the bytes of a file, and may take long.
 
         Raises:
             JavaFailure: the client failed.
         """
         client = hadoop_of_this_process(self.cluster, self.made_of[2])
-        return client.call(lambda: work(client))
+        do = client.carry if moves_bytes else client.call
+        return do(lambda: work(client))
 
     @contextlib.contextmanager
     def errors(self, what: str, *, a_new_file: bool = False) -> Iterator[None]:

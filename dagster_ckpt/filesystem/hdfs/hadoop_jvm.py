@@ -30,7 +30,7 @@ from dagster_ckpt.errors import JavaNotFound, StorageUnusable
 
 __all__ = ["THREADS", "Hadoop", "JavaFailure", "hadoop_of_this_process"]
 
-#: Calls into the JVM that may be under way at once.
+#: Short calls into the JVM that may be under way at once, and as many that move the bytes of a file.
 THREADS = 16
 #: Far more than the client needs; a driver memory that is set for all of Spark is not meant for this JVM.
 _HEAP = "512m"
@@ -75,6 +75,7 @@ class Hadoop:
     jvm: Any
     filesystem: Any
     _threads: ThreadPoolExecutor
+    _carriers: ThreadPoolExecutor
 
     def call(self, work: Callable[[], _Result]) -> _Result:
         """Run ``work``, which asks the JVM, on one of the JVM's threads, and wait for the result.
@@ -83,6 +84,10 @@ class Hadoop:
             JavaFailure: the client failed, or the JVM is gone.
         """
         return _on(self._threads, lambda: _described(work))
+
+    def carry(self, work: Callable[[], _Result]) -> _Result:
+        """As :meth:`call`, for work that moves the bytes of a file; its threads are not those of short requests."""
+        return _on(self._carriers, lambda: _described(work))
 
 
 def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
@@ -110,6 +115,7 @@ def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
 class _Jvm:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "dagster-ckpt-hdfs")
+        self._carriers = ThreadPoolExecutor(THREADS, "dagster-ckpt-hdfs-bytes")
         self._gateway = _on(self._threads, _launch)
         self._clients: dict[tuple[str, tuple[tuple[str, str], ...]], Hadoop] = {}
 
@@ -127,7 +133,7 @@ class _Jvm:
         if key not in self._clients:
             jvm = self._gateway.jvm
             made = _on(self._threads, lambda: _described(lambda: _filesystem(jvm, cluster, options)))
-            self._clients[key] = Hadoop(jvm, made, self._threads)
+            self._clients[key] = Hadoop(jvm, made, self._threads, self._carriers)
         return self._clients[key]
 
     def close(self) -> None:

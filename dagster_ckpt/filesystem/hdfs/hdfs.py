@@ -115,19 +115,23 @@ class HdfsFileSystem(FileSystem):
                 return data
             with tempfile.TemporaryDirectory(prefix="dagster-ckpt-") as scratch:
                 file = Path(scratch, "file")
-                self._directory.call(lambda client: client_calls.receive(client, target, None, file))
+                self._directory.call(lambda client: client_calls.receive(client, target, None, file), moves_bytes=True)
                 return file.read_bytes()
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         source = self._directory.file(path)
         with self._directory.errors(f"read {source}"):
             target.open("xb").close()
-            return self._directory.call(lambda client: client_calls.receive(client, source, part, target))
+            return self._directory.call(
+                lambda client: client_calls.receive(client, source, part, target), moves_bytes=True
+            )
 
     def checksum(self, path: str, part: Part | None = None) -> Written:
         source = self._directory.file(path)
         with self._directory.errors(f"read {source}"):
-            return self._directory.call(lambda client: client_calls.receive(client, source, part, None))
+            return self._directory.call(
+                lambda client: client_calls.receive(client, source, part, None), moves_bytes=True
+            )
 
     def size(self, path: str) -> int:
         target = self._directory.file(path)
@@ -221,4 +225,6 @@ class HdfsFileSystem(FileSystem):
                 scratch.flush()
                 return self._send(target, Path(scratch.name), stop)
         source.stat()  # raises Python's FileNotFoundError for a missing local file
-        return self._directory.call(lambda client: client_calls.write_file(client, target, source, stop))
+        return self._directory.call(
+            lambda client: client_calls.write_file(client, target, source, stop), moves_bytes=True
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Semaphore
 
 import pytest
 
@@ -47,7 +49,9 @@ def test_everything_below_a_directory(storage: HdfsFileSystem, copies: ServerSid
     assert [entry.name for entry in storage.list("")] == ["live2"]
 
 
-def test_what_was_pinned_or_nothing(storage: HdfsFileSystem, copies: ServerSide, tmp_path: Path) -> None:
+def test_what_was_pinned_or_nothing(
+    storage: HdfsFileSystem, copies: ServerSide, cluster: MiniDfs, directory: str, tmp_path: Path
+) -> None:
     storage.create("live/a", DATA)
     storage.create("live/other", DATA[::-1])
     pinned = copies.stored_below("live")["a"]
@@ -69,7 +73,7 @@ def test_what_was_pinned_or_nothing(storage: HdfsFileSystem, copies: ServerSide,
         ):
             with pytest.raises(FileNotFoundError):
                 ask()
-    assert [entry.name for entry in storage.list("")] == ["copy", "live"]
+    assert cluster.names(directory) == ["copy", "live"]
 
 
 @pytest.mark.parametrize("size", [0, (5 << 20) + 3])
@@ -87,7 +91,9 @@ def test_a_file_of_several_blocks_or_of_none(cluster: MiniDfs, directory: str, s
     assert large.copies.fetch_stored("copy", made, tmp_path / "copy")
 
 
-def test_a_copy_of_other_bytes_is_refused(storage: HdfsFileSystem, copies: ServerSide) -> None:
+def test_a_copy_of_other_bytes_is_refused(
+    storage: HdfsFileSystem, copies: ServerSide, cluster: MiniDfs, directory: str
+) -> None:
     storage.create("a", DATA[::-1])
     mistaken = copies.stored("a")
     with pytest.raises(StorageError, match="came out with other bytes"):
@@ -96,42 +102,80 @@ def test_a_copy_of_other_bytes_is_refused(storage: HdfsFileSystem, copies: Serve
     with pytest.raises(StorageError, match="exists already and holds something else"):
         copies.copy(Copy("a", mistaken, "taken"))
     assert storage.read("taken") == DATA
-    assert [entry.name for entry in storage.list("")] == ["a", "taken"]
+    assert cluster.names(directory) == ["a", "taken"]
 
 
-@pytest.mark.parametrize("arrives", [True, False])
-def test_a_copy_whose_reply_is_lost(
+def test_a_copy_that_was_made_before_is_there(storage: HdfsFileSystem, copies: ServerSide) -> None:
+    storage.create("a", DATA)
+    pinned = copies.stored("a")
+    made = copies.copy(Copy("a", pinned, "copy"))
+    assert copies.copy(Copy("a", pinned, "copy")) == made
+    assert copies.copy(Copy("a", None, "copy")) == made
+
+
+def test_a_copy_that_fails_leaves_nothing(
     storage: HdfsFileSystem,
     copies: ServerSide,
     cluster: MiniDfs,
     directory: str,
     monkeypatch: pytest.MonkeyPatch,
-    arrives: bool,
 ) -> None:
+    """The DataNodes tell no checksum, or another one; or the source goes while its copy begins."""
     storage.create("a", DATA)
     pinned = copies.stored("a")
-    real = client_calls.rename
 
-    def lost(*arguments: object) -> None:
-        if arrives:
-            real(*arguments)  # type: ignore[arg-type]
+    def fails(*_: object) -> str:
         raise JavaFailure("lost", [("SocketTimeoutException", "60000 millis timeout")])
 
-    monkeypatch.setattr(client_calls, "rename", lost)
-    if arrives:
-        made = copies.copy(Copy("a", pinned, "copy"))
-        assert made.is_same_content(pinned)
-        assert copies.copy(Copy("a", pinned, "copy")) == made, "a copy that was made before is there"
-    else:
-        with pytest.raises(StorageError, match="60000 millis timeout"):
-            copies.copy(Copy("a", pinned, "copy"))
-    assert cluster.names(directory) == (["a", "copy"] if arrives else ["a"]), "nothing temporary is left"
+    for crc32c, told in ((fails, "60000 millis timeout"), (lambda *_: "AAAAAA==", "have stored other bytes")):
+        with monkeypatch.context() as patched:
+            patched.setattr(client_calls, "crc32c", crc32c)
+            with pytest.raises(StorageError, match=told):
+                copies.copy(Copy("a", pinned, "copy"))
+        assert cluster.names(directory) == ["a"]
+    real = client_calls.copy
+
+    def goes(*arguments: object) -> tuple[int, str]:
+        storage.remove("a")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client_calls, "copy", goes)
+    with pytest.raises(FileNotFoundError):
+        copies.copy(Copy("a", pinned, "copy"))
+    assert cluster.names(directory) == []
 
 
-def test_copies_stop_when_they_are_asked_to(storage: HdfsFileSystem, copies: ServerSide, tmp_path: Path) -> None:
+def test_copies_leave_threads_for_the_heartbeat(
+    storage: HdfsFileSystem, copies: ServerSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.create("a", DATA)
+    real, goes_on, begun = client_calls.copy, Event(), Semaphore(0)
+
+    def hangs(*arguments: object) -> tuple[int, str]:
+        begun.release()
+        assert goes_on.wait(300)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client_calls, "copy", hangs)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            all_made = pool.submit(copies.copy_many, [Copy("a", None, f"copies/{number}") for number in range(40)])
+            for _ in range(copies.concurrency):
+                assert begun.acquire(timeout=300)
+            storage.replace("control/heartbeat", b"a beat")
+            assert storage.read("control/heartbeat") == b"a beat"
+            assert not all_made.done()
+        finally:
+            goes_on.set()
+    assert len(storage.list("copies")) == 40
+
+
+def test_copies_stop_when_they_are_asked_to(
+    storage: HdfsFileSystem, copies: ServerSide, cluster: MiniDfs, directory: str, tmp_path: Path
+) -> None:
     storage.create("a", DATA)
     with pytest.raises(Stopped):
         copies.copy_many([Copy("a", None, "copy")], lambda: True)
     with pytest.raises(Stopped):
         copies.fetch_stored("a", copies.stored("a"), tmp_path / "a", lambda: True)
-    assert [entry.name for entry in storage.list("")] == ["a"]
+    assert cluster.names(directory) == ["a"]

@@ -73,7 +73,8 @@ class HeartbeatFile:
         Only the time between the answer to the first look and the question of the last look counts: a look that hangs
         shows an old heartbeat. Where this process has looked again and again until now, as a standby does, the time
         counts from the first of these looks; after a gap, in which the storage was away, the watch begins anew. A beat
-        of which another process has :meth:`told <tell_silent>` that it was the last for a lease is looked at once more.
+        of which another process has :meth:`told <tell_silent>` that it was the last for a lease is watched for as long
+        as two beats may lie apart.
 
         Args:
             clock: of this host.
@@ -89,20 +90,21 @@ class HeartbeatFile:
         if dead is not None or (silent is not None and silent <= lease.timeout):
             return heartbeat, dead
         is_told = unchanged < lease.timeout and self._silence.is_told(heartbeat)
-        while unchanged < lease.timeout:
-            if not is_told:
-                wait(min(lease.interval, max(lease.timeout - unchanged, _SHORTEST_WAIT)))
+        while unchanged < (enough := lease.settled if is_told else lease.timeout):
+            wait(min(lease.interval, max(enough - unchanged, _SHORTEST_WAIT)))
+            is_told = is_told and self._silence.is_told(heartbeat)
             asked = clock.monotonic()
             now = self.read()
             if now is None:
                 return None, None
-            unchanged = self._watched_for(now, clock, asked)
+            unchanged = self._watched_for(now, clock, asked, within=lease.settled + lease.interval)
             if now.stopped or now.name != heartbeat.name:
                 return now, now.is_dead(clock, unchanged=0.0, asked=asked)
             if (dead := now.is_dead(clock, unchanged=unchanged, asked=asked)) is not None:
                 return now, dead
-            if is_told:
-                return now, f"no heartbeat for {lease.timeout:.0f} s, as another process has seen"
+            is_told = is_told and now == heartbeat
+        if is_told and unchanged < lease.timeout:
+            return heartbeat, f"no heartbeat for {lease.timeout:.0f} s, as another process has seen"
         return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, unchanged):.0f} s"
 
     def tell_silent(self, clock: Clock) -> None:

@@ -7,9 +7,11 @@ second lease, and neither need the driver of its own that it submits.
 The record is evidence and no permission: the epoch decides who may write, as it does without the record. It is believed
 only as far as the storage itself confirms it:
 
-* It holds the whole beat, and counts only while the heartbeat is the same beat, read after the record. One more beat,
-  and the record is void; nobody has to withdraw it. So nothing depends on its age or on a clock, and a record that is
-  late, of an earlier epoch, from before a sweep, or of another sensor tells nothing.
+* It holds the whole beat, and counts only while the heartbeat is the same beat. One more beat, and the record is void;
+  nobody has to withdraw it. So nothing depends on its age or on a clock, and a record that is late, of an earlier
+  epoch, from before a sweep, or of another sensor tells nothing.
+* Whoever believes it has seen the same beat for as long as two beats may lie apart. A client of a storage may send a
+  request twice, so a beat that was overwritten can come back. The next beat of a living run shows that.
 * It counts only while the epoch of the beat is the newest. A run that has just claimed the job has not beaten yet, and
   the old beat says nothing of that run.
 * Whoever writes it has looked again and again without a gap, with its own monotonic clock, and looks once more before
@@ -25,7 +27,7 @@ from __future__ import annotations
 from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.control.heartbeat.beat import Heartbeat
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, encode_record, read_record
-from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["Silence"]
@@ -50,13 +52,11 @@ class Silence:
     def is_told(self, beat: Heartbeat) -> bool:
         """Whether somebody has told so of this beat, and no run has claimed the job since it was made.
 
-        Only a look at the heartbeat that begins afterwards shows whether the beat is still the last one.
-
-        Raises:
-            StorageError: the storage failed.
+        A record or an epoch that cannot be read tells nothing. Only a look at the heartbeat that begins afterwards
+        shows whether the beat is still the last one.
         """
         try:
             told = read_record(self._filesystem, self._path, Heartbeat)
-        except CorruptCheckpoint:
+            return told == beat and self._epochs.highest() == beat.epoch
+        except (CorruptCheckpoint, StorageError):
             return False
-        return told == beat and self._epochs.highest() == beat.epoch

@@ -194,13 +194,26 @@ class TestToldSilent:
 
         return wait_for_it
 
-    def test_the_next_run_takes_the_job_over_at_once(
+    def test_the_next_run_watches_no_second_lease(
         self, file: HeartbeatFile, clock: ManualClock, silent: Heartbeat
     ) -> None:
         began = clock.now
         assert file.watched(clock, clock.advance) == (silent, "no heartbeat for 30 s, as another process has seen")
         assert free_job(file, clock, clock.advance) == ()
-        assert clock.now == began
+        assert clock.now - began == self.LEASE.settled
+
+    def test_a_beat_that_a_repeated_request_has_brought_back_is_not_believed(
+        self, file: HeartbeatFile, clock: ManualClock, silent: Heartbeat
+    ) -> None:
+        """The run has returned and beaten, and the request of the beat before, sent twice, arrives once more."""
+
+        def next_beat(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(silent, sequence=silent.sequence + 2))
+
+        file.write(replace(silent, sequence=silent.sequence + 1))
+        file.write(silent)
+        assert file.watched(clock, next_beat)[1] is None
 
     @pytest.mark.parametrize("change", [{"sequence": 6}, {"epoch": 2}, {"run_id": "run-b"}, {"beat_at": 7.0}], ids=str)
     def test_any_other_beat_is_watched(
@@ -237,6 +250,14 @@ class TestToldSilent:
             memory.replace(f"{file.key[1]}/control/silent", damaged)
             file.write(replace(silent, sequence=silent.sequence + 1 + len(damaged)))
             assert waited() == 30
+
+    def test_a_record_that_cannot_be_read_tells_nothing(
+        self, memory: MemoryFileSystem, clock: ManualClock, silent: Heartbeat, file: HeartbeatFile
+    ) -> None:
+        denied = FaultInjectingFileSystem(memory, lambda at: Fail() if at.path.endswith("/silent") else None)
+        began = clock.now
+        assert HeartbeatFile(denied, file.key[1]).watched(clock, clock.advance) == (silent, "no heartbeat for 30 s")
+        assert clock.now - began == 30
 
     @pytest.mark.parametrize(
         ("before", "gap", "after"), [(20, 0, 9), (20, 12, 9), (29, 12, 0)], ids=["too short", "a gap", "a gap at last"]

@@ -192,8 +192,10 @@ class World:
             file.tell_silent(self.time)
             self.time.sleep(self.chance.choice([0, 1, 5, 30]) * self.chance.random())
             seen_by_run = self.view(longest)
+            run = HeartbeatFile(seen_by_run, self.job)
+            run.url += f" as process {len(told)} of {id(taken)} sees it"  # what the sensor has seen, it has not
             with contextlib.suppress(StorageError):
-                heartbeat, dead = HeartbeatFile(seen_by_run, self.job).watched(self.time, self.time.sleep)
+                heartbeat, dead = run.watched(self.time, self.time.sleep)
                 if heartbeat is not None and dead is not None:
                     taken.append(seen_by_run.asked)
                     told.append(dead)
