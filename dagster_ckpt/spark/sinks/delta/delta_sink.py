@@ -3,8 +3,8 @@
 Every commit of the sink carries a *mark*: a transaction of Delta (``txnAppId``, ``txnVersion``) whose version grows
 with the epoch of the start and with the batch. Three things follow.
 
-- A start first commits a mark of its own. From then on Delta itself skips or refuses whatever an older start writes,
-  even if that start was in the middle of its commit.
+- A start first commits a mark of its own. An older start finds the mark before it writes its next batch. If the older
+  start is in the middle of a commit, Delta refuses the commit, because the job has another mark by then.
 - Delta never skips a batch that runs again after a rollback, because the new start's marks are above the old ones.
 - The log of the table tells which files are the job's own. A rollback takes these back in one commit.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,9 +124,14 @@ class DeltaSink(TableSink):
         self._check_same()
         mark = mark_of(run.epoch, batch)
         written_by = json.dumps({"job": self._job, "epoch": run.epoch, "batch": batch})
-        writer = self._writer(rows, {"userMetadata": written_by, **self._options})
-        writer.option("txnAppId", self._application).option("txnVersion", mark).save(self._path)
-        self._version, self._held = self._version_of(mark, run), mark
+        self._version = self._table.append(
+            rows,
+            (self._application, mark),
+            {"userMetadata": written_by, **self._options},
+            self._partition_by,
+            partial(self._look, mark, run),
+        )
+        self._held = mark
         RecordedPositions(run.directory).record(batch, self._position(batch, self._version, self._held))
 
     def _writer(self, rows: DataFrame, options: Mapping[str, str]) -> DataFrameWriter:
@@ -149,25 +155,27 @@ class DeltaSink(TableSink):
             hint=f"{written} Put the table back, or write elsewhere and start from nothing with restore_from: none.",
         )
 
-    def _version_of(self, mark: int, run: SinkRun) -> int:
-        """The version that has ``mark``; other writers may have committed before it.
+    def _look(self, mark: int, run: SinkRun, newest: int, table: str) -> int | None:
+        """Make sure that the newest mark of the job is this start's; a version that has ``mark`` is told.
 
-        A claim before it is of a run that this run's storage does not know. Delta has skipped the batch then. CREATE OR
-        REPLACE gives the table another id, and the batch is in what there is then.
+        CREATE OR REPLACE gives the table another id, and the batch goes into what there is then.
+
+        Args:
+            mark: the mark of a batch.
+            run: this start.
+            newest: the newest version; other writers may have made it.
+            table: the id of the table.
         """
-        version = self._version
-        if self._table.has_just(self._application, mark, version + 1, self._identifier):
-            return version + 1  # as nearly always; the log need not be read
-        while (commit := self._table.commit_of(version := version + 1)) is not None:
+        for commit in self._table.commits(self._version, newest):
             self._identifier = commit.table or self._identifier
             if commit.is_batch(self._application, mark):
-                return version
+                return commit.version
             if self._application in commit.marks:
-                break
-        run.check_owner()
-        if self._table.identifier != self._identifier:
-            raise self._created_again("The new table may have one batch of the job.")
-        raise self._not_ours(self._claimed, run.epoch)
+                run.check_owner()
+                raise self._not_ours(marked_epoch(commit.marks[self._application]), run.epoch)
+        if table != self._identifier:
+            raise self._created_again("Nothing was written.")
+        return None
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
@@ -316,8 +324,3 @@ class DeltaSink(TableSink):
                 opened.check_log_store()
             self._opened = opened
         return self._opened
-
-    @property
-    def _claimed(self) -> int:
-        """The epoch that has claimed the table."""
-        return marked_epoch(self._table.mark(self._application) or 0)

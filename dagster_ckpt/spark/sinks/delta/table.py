@@ -1,12 +1,12 @@
 """A Delta table through Delta's own transactions, in the JVM of the session.
 
-Nothing here reads a cached version, but for what Delta itself has looked at in the commit of a batch.
+Nothing here reads a cached version.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
@@ -24,7 +24,7 @@ from dagster_ckpt.spark.sinks.delta.commits import (
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, explained
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DeltaTable"]
 
@@ -52,10 +52,13 @@ class DeltaTable:
         self.path = path
         jvm: Any = session._jvm  # noqa: SLF001 - Delta has no Python interface to its transactions
         self._jvm = jvm
-        java_session = session._jsparkSession  # noqa: SLF001
+        java_session: Any = session._jsparkSession  # noqa: SLF001
         try:
             classes = jvm.java.lang.Thread.currentThread().getContextClassLoader()
             classes.loadClass(f"{_DELTA}.DeltaLog")
+            # Delta 4.0 has fewer than later releases.
+            self._more_of_writer = _parameters(classes, "commands.WriteIntoDelta") - 8
+            self._more_of_operation = _parameters(classes, "DeltaOperations$Write") - 4
         except Exception as error:
             raise InvalidConfiguration(
                 f"Spark has no Delta, and the job writes to the Delta table {path}.",
@@ -139,24 +142,6 @@ class DeltaTable:
         """
         mark, claimed, held = self._marks(application, claim_of(application), held_of(application))
         return (held if mark == claimed else mark) or 0
-
-    @explained
-    def has_just(self, application: str, mark: int, version: int, identifier: str | None) -> bool:
-        """Whether a version has the batch with a mark, as far as Delta knows since this process wrote it.
-
-        The table is not looked at: ``False`` says nothing. Delta needs the marks again for the next batch.
-
-        Args:
-            application: our application.
-            mark: the mark of the batch, which no earlier version has.
-            version: the version after this start's newest before.
-            identifier: the id of the table that this start has claimed.
-        """
-        snapshot = self._log.unsafeVolatileSnapshot()
-        if int(snapshot.version()) != version or str(snapshot.metadata().id()) != identifier:
-            return False
-        found, claimed = self._marks_in(snapshot, application, claim_of(application))
-        return found == mark and claimed != mark
 
     @explained
     def commit_of(self, version: int) -> Commit | None:
@@ -272,6 +257,64 @@ class DeltaTable:
                     raise
         raise AssertionError("not reached")
 
+    def append(
+        self,
+        rows: DataFrame,
+        stamp: tuple[str, int],
+        options: Mapping[str, str],
+        partition_by: Sequence[str],
+        look: Callable[[int, str], int | None],
+    ) -> int:
+        """Add rows in one commit that carries a mark.
+
+        Delta refuses the commit if the application gets another mark meanwhile. For the mark before, Delta's own writer
+        puts the whole log together anew in a job of Spark's, which takes several times as long as to write a short
+        batch. Here ``look`` tells by the few commits since one whose mark is known.
+
+        Args:
+            rows: the rows.
+            stamp: our application and the mark.
+            options: options of Delta's writer.
+            partition_by: the columns that the table is partitioned by; none leaves that to the table.
+            look: given the newest version and the id of the table, raises if the rows must not be added, or tells the
+                version that has the rows already.
+
+        Returns:
+            The version that has the rows.
+        """
+        transaction = self._log.startTransaction()
+        # As Delta's own look at the newest mark does: a commit with another mark of the application is a conflict now.
+        transaction.readTxn().addOne(stamp[0])
+        snapshot = transaction.snapshot()
+        there = look(int(snapshot.version()), str(snapshot.metadata().id()))
+        if there is not None:
+            return there
+        # Of the query, whose settings count; that of the table is the job's.
+        java_session: Any = rows.sparkSession._jsparkSession  # noqa: SLF001
+        none = self._none()
+        given = self._map({**options, "path": self.path})
+        table_options = self._map({name: value for name, value in options.items() if name.startswith("delta.")})
+        append, columns = self._jvm.org.apache.spark.sql.SaveMode.Append, self._seq(partition_by)
+        writer = self._delta.commands.WriteIntoDelta(
+            self._log,
+            append,
+            self._delta.DeltaOptions(given, java_session.sessionState().conf()),
+            columns,
+            self._delta.DeltaConfigs.validateConfigurations(table_options),
+            rows._jdf,  # noqa: SLF001
+            none,
+            none,
+            *[False] * self._more_of_writer,
+        )
+        actions = writer.write(transaction, java_session, none, False)
+        metadata = options.get("userMetadata")
+        told = none if metadata is None else self._jvm.scala.Some(metadata)
+        partitioned = self._jvm.scala.Some(columns)
+        more = [none] * self._more_of_operation
+        operation = getattr(self._delta, "DeltaOperations$Write")(append, partitioned, none, told, *more)
+        mark = self._delta.actions.SetTransaction(*stamp, none)
+        return int(transaction.commit(actions.appended(mark), operation))
+
     @explained
     def has_file(self, path: str) -> bool:
         """Whether a data file is there, by its path in Delta's log."""
@@ -294,10 +337,7 @@ class DeltaTable:
 
     def _marks(self, *applications: str) -> list[int | None]:
         """The newest marks of applications, all of one version."""
-        return self._marks_in(self._snapshot(), *applications)
-
-    @staticmethod
-    def _marks_in(snapshot: Any, *applications: str) -> list[int | None]:
+        snapshot = self._snapshot()
         if int(snapshot.version()) < 0:
             return [None for _ in applications]
         found = [snapshot.transactions().get(application) for application in applications]
@@ -316,8 +356,19 @@ class DeltaTable:
     def _none(self) -> Any:
         return self._jvm.scala.Option.empty()
 
+    def _map(self, items: Mapping[str, str]) -> Any:
+        collected = self._jvm.java.util.HashMap()
+        for name, value in items.items():
+            collected.put(name, value)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(collected)
+
     def _seq(self, items: Sequence[Any]) -> Any:
         collected = self._jvm.java.util.ArrayList()
         for item in items:
             collected.add(item)
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(collected)
+
+
+def _parameters(classes: Any, name: str) -> int:
+    """How many parameters the constructor of a class of Delta's has."""
+    return int(classes.loadClass(f"{_DELTA}.{name}").getConstructors()[0].getParameterCount())
