@@ -50,6 +50,7 @@ class HdfsFileSystem(FileSystem):
 
     def __init__(self, authority: str, directory: str, options: Mapping[str, Any] | None = None) -> None:
         self._directory = HdfsDirectory(authority, directory, options or {})
+        self._copies = HdfsCopies(self._directory)
 
     def __reduce__(self) -> tuple[type[HdfsFileSystem], tuple[str, str, dict[str, str]]]:
         return (HdfsFileSystem, self._directory.made_of)
@@ -63,7 +64,7 @@ class HdfsFileSystem(FileSystem):
 
     @property
     def copies(self) -> ServerSide:
-        return HdfsCopies(self._directory)
+        return self._copies
 
     @property
     def url(self) -> str:

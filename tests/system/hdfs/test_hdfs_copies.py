@@ -28,6 +28,7 @@ def copies(storage: HdfsFileSystem) -> ServerSide:
 
 def test_a_file_is_known_by_its_inode_and_its_checksum(storage: HdfsFileSystem, copies: ServerSide) -> None:
     storage.create("a/b c/ä", DATA)
+    assert storage.copies is copies, "what it has pinned is known as its own"
     found = copies.stored("a/b c/ä")
     assert (found.size, found.crc32c) == (len(DATA), crc32c_of(DATA))
     storage.replace("a/b c/ä", DATA)
