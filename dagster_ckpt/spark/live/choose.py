@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 #: The storages whose files can be pinned and copied, each with the package of its class for Hadoop.
 _CONNECTORS = {
-    "hdfs": "hadoop-client-api, which comes with Spark",
     "gs": "the jar of gcs-connector",
     "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
+    "hdfs": "hadoop-client-api, which comes with Spark",
 }
 _COPYING = ", ".join(f"{scheme}://" for scheme in _CONNECTORS)
 _HINT = "Set live_location to local, and working_directory to a directory that the driver and every executor reach."

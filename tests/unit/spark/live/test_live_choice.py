@@ -13,7 +13,14 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, GcsFileSystem, PosixFileSystem, S3FileSystem
+from dagster_ckpt.filesystem import (
+    AzureBlobFileSystem,
+    FileSystem,
+    GcsFileSystem,
+    HdfsFileSystem,
+    PosixFileSystem,
+    S3FileSystem,
+)
 from dagster_ckpt.spark.events import describe
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import choose as live_choice
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 AUTO, LOCAL, STORAGE = LiveLocationPlace.AUTO, LiveLocationPlace.LOCAL, LiveLocationPlace.STORAGE
 CONNECTOR = "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+HDFS = "org.apache.hadoop.hdfs.DistributedFileSystem"
 ABFS = "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
 HOST = "mine.dfs.core.windows.net"
 CLUSTER = "spark://master:7077"
@@ -52,7 +60,7 @@ def _job(filesystem: FileSystem, place: LiveLocationPlace, *, shares_disk: bool 
 
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, job: StreamingJob, master: str, connector: str | None) -> tuple[str, str]:
-    found = {"gs": CONNECTOR, "s3a": S3A, "abfs": ABFS}
+    found = {"gs": CONNECTOR, "s3a": S3A, "abfs": ABFS, "hdfs": HDFS}
     monkeypatch.setattr(live_choice, "connector_of", lambda _, scheme: found.get(scheme) if connector else None)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     live, told = choose_live(job, spark, Path("/working/orders/000007-0123abcd"))
@@ -117,6 +125,7 @@ def test_hadoop_is_told_the_host_of_an_account(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) -> None:
+    assert connector_of(spark, "hdfs") == HDFS
     assert connector_of(spark, "viewfs") == "org.apache.hadoop.fs.viewfs.ViewFileSystem"
     # Hadoop's defaults name a class for gs:// that is not there.
     assert connector_of(spark, "gs") is None
@@ -128,15 +137,23 @@ def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) 
 def test_auto_leaves_other_storages_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url, reason = _chosen(monkeypatch, _job(PosixFileSystem(tmp_path), AUTO), CLUSTER, CONNECTOR)
     assert url.startswith("/working")
-    assert "those are gs://, s3://, abfs://" in reason
+    assert "those are gs://, s3://, abfs://, hdfs://" in reason
+
+
+def test_auto_takes_hdfs_where_executors_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _job(HdfsFileSystem("namenode:8020", "/checkpoints"), AUTO)
+    url, reason = _chosen(monkeypatch, job, CLUSTER, CONNECTOR)
+    assert url == "hdfs://namenode:8020/checkpoints/orders/taskowned/000007-0123abcd/checkpoint"
+    assert f"Spark reaches hdfs:// by {HDFS}" in reason
+    assert _chosen(monkeypatch, job, "local[2]", CONNECTOR)[0].startswith("/working")
 
 
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = _job(PosixFileSystem(tmp_path), STORAGE)
-    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs:// only") as caught:
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs://, hdfs:// only") as caught:
         refuse_impossible(job)
     assert "working_directory" in caught.value.hint
-    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs:// only"):
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs://, hdfs:// only"):
         _chosen(monkeypatch, job, "local[2]", CONNECTOR)
 
 
