@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
-from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink, DeltaTable
+from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink, DeltaTable, delta_sink
 from tests.jobs.harness import Bench
 from tests.jobs.tables.common import Starts, a_batch_is_left_out, a_claim_is_no_data
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
@@ -94,6 +96,92 @@ def test_a_batch_reads_the_log_once(bench: Bench, rows: DataFrame, monkeypatch: 
     sink.write_batch(rows, 3)
     assert starts.position(sink, 1, 3)["version"] == version(bench) == claim + 5
     assert read == [claim + 3, claim + 4]
+
+
+def jobs_of(bench: Bench, work: Callable[[], object]) -> int:
+    """How many jobs Spark has run for some work."""
+    context, group = bench.spark.sparkContext, uuid.uuid4().hex
+    context.setJobGroup(group, "")
+    try:
+        work()
+    finally:
+        context._jsc.clearJobGroup()
+    return len(context.statusTracker().getJobIdsForGroup(group))
+
+
+def test_a_batch_has_spark_put_no_log_together(bench: Bench, rows: DataFrame) -> None:
+    """Delta's own writer does so for each batch, to find the newest mark."""
+    sink = starts_of(bench, rows).begun(1)
+    writer = rows.write.format("delta").mode("append")
+    sink.write_batch(rows, 0)
+    writer.save(str(bench.sink))
+    ours = jobs_of(bench, lambda: sink.write_batch(rows, 1))
+    plain = jobs_of(bench, lambda: writer.save(str(bench.sink)))
+    marked = jobs_of(bench, lambda: writer.option("txnAppId", "a").option("txnVersion", 1).save(str(bench.sink)))
+    assert ours <= plain < marked
+
+
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["", "and claimed by another start"])
+def test_an_older_copy_of_the_table_is_not_written_to(bench: Bench, rows: DataFrame, is_claimed: bool) -> None:
+    """It has the id of the table, and other commits below the numbers of this start's."""
+    starts = starts_of(bench, rows)
+    sink = starts.begun(1)
+    sink.write_batch(rows, 0)
+    covered, copy = starts.position(sink, 1, 0), bench.root / "copy"
+    shutil.copytree(bench.sink, copy)
+    for batch in (1, 2):
+        sink.write_batch(rows, batch)
+    shutil.rmtree(bench.sink)
+    shutil.copytree(copy, bench.sink)
+    if is_claimed:
+        newer = starts_of(bench, rows, storage="another storage").begun(2, covered)
+        newer.write_batch(rows, 1)
+    before = written(bench)
+    with pytest.raises(SinkMismatch, match=r"was deleted and created again|claimed by epoch 2"):
+        sink.write_batch(rows, 3)
+    assert written(bench) == before
+
+
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["of others alone", "and a claim"])
+def test_where_others_have_written_much_delta_tells_the_newest_mark(
+    bench: Bench, rows: DataFrame, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
+) -> None:
+    monkeypatch.setattr(delta_sink, "_MOST_READ", 1)
+    starts = starts_of(bench, rows)
+    sink = starts.begun(1)
+    sink.write_batch(rows, 0)
+    for _ in range(2):
+        rows.write.format("delta").mode("append").save(str(bench.sink))
+    if is_claimed:
+        starts_of(bench, rows, storage="another storage").begun(2, starts.position(sink, 1, 0))
+        with pytest.raises(SinkMismatch, match="claimed by epoch 2"):
+            sink.write_batch(rows, 1)
+        return
+    sink.write_batch(rows, 1)
+    assert starts.position(sink, 1, 1)["version"] == version(bench)
+    assert written(bench) == 4 * 3
+
+
+def test_options_are_taken_as_by_sparks_writer(bench: Bench, rows: DataFrame) -> None:
+    options = {"mergeSchema": True, "USERMETADATA": "mine", "maxRecordsPerFile": 2, "replaceWhere": None}
+    directory = bench.root / "own"
+    directory.mkdir()
+    made = Starts(directory, rows, lambda: DeltaSink(bench.sink, partition_by=["v"], options=options), "orders")
+    made.begun(1).write_batch(rows.selectExpr("*", "'new' AS more"), 0)
+    table = bench.spark.read.format("delta").load(str(bench.sink))
+    assert (table.columns, table.where("more = 'new'").count()) == (["id", "v", "more"], 3)
+    (newest,) = sql(bench, "DESCRIBE HISTORY {table} LIMIT 1")
+    assert (newest["userMetadata"], newest["operationParameters"]["partitionBy"]) == ("mine", '["v"]')
+
+
+def test_a_session_that_marks_all_commits_is_refused(bench: Bench, rows: DataFrame) -> None:
+    name = "spark.databricks.delta.write.txnVersion"
+    bench.spark.conf.set(name, "7")
+    try:
+        with pytest.raises(InvalidConfiguration, match=name):
+            starts_of(bench, rows).begun(1)
+    finally:
+        bench.spark.conf.unset(name)
 
 
 class _Log:
@@ -183,7 +271,7 @@ def test_a_claim_of_another_run_with_the_same_epoch_is_not_ones_own(bench: Bench
 
 @pytest.mark.exhaustive
 def test_a_claim_is_not_taken_for_a_batch(bench: Bench, rows: DataFrame) -> None:
-    """The claim of another run of that epoch has the number of the batch: Delta has skipped the batch."""
+    """The claim of another run of that epoch has the number of the batch, which is written by neither."""
     starts = starts_of(bench, rows)
     old = starts.begun(1)
     covered = []

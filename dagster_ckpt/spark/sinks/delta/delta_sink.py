@@ -12,7 +12,7 @@ with the epoch of the start and with the batch. Three things follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,13 @@ _HARMFUL = (
     ("delta.setTransactionRetentionDuration", None, "the table would forget which run wrote to it last"),
 )
 _OURS = frozenset({"txnappid", "txnversion"})
+
+#: The option with what the table's history shows of a commit.
+_METADATA = "userMetadata"
+#: Settings by which a session marks the commits of all its writers.
+_MARKS_OF_THE_SESSION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+#: Commits of others that are read before a batch; for more of them, Spark puts the log together.
+_MOST_READ = 30
 
 
 class DeltaSink(TableSink):
@@ -66,7 +73,7 @@ class DeltaSink(TableSink):
         path: Path | str,
         *,
         partition_by: Sequence[str] = (),
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, object] | None = None,
         single_driver: bool = False,
     ) -> None:
         taken = sorted(name for name in options or {} if name.lower() in _OURS)
@@ -80,11 +87,20 @@ class DeltaSink(TableSink):
             )
         super().__init__(str(path).rstrip("/"))
         self._partition_by = tuple(partition_by)
-        self._options = dict(options or {})
+        # As Spark's own writer takes them; a name may be written in any case.
+        self._options = {
+            _METADATA if name.lower() == _METADATA.lower() else name: str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+            for name, value in (options or {}).items()
+            if value is not None
+        }
         self._single_driver = single_driver
         self._opened: DeltaTable | None = None
         #: The version of this start's newest commit, -1 before its first.
         self._version = -1
+        #: The mark of that commit.
+        self._mark = 0
         #: The mark of the job's newest batch in that version, 0 for none.
         self._held = 0
         #: The id of the table that this start has claimed.
@@ -92,7 +108,7 @@ class DeltaSink(TableSink):
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
-        self._opened, self._version, self._held, self._identifier = None, -1, 0, None
+        self._opened, self._version, self._mark, self._held, self._identifier = None, -1, 0, 0, None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -127,11 +143,11 @@ class DeltaSink(TableSink):
         self._version = self._table.append(
             rows,
             (self._application, mark),
-            {"userMetadata": written_by, **self._options},
+            {_METADATA: written_by, **self._options},
             self._partition_by,
-            partial(self._look, mark, run),
+            partial(self._look, run),
         )
-        self._held = mark
+        self._mark = self._held = mark
         RecordedPositions(run.directory).record(batch, self._position(batch, self._version, self._held))
 
     def _writer(self, rows: DataFrame, options: Mapping[str, str]) -> DataFrameWriter:
@@ -144,7 +160,7 @@ class DeltaSink(TableSink):
         Delta removes old commits from the log; the table's id tells then.
         """
         commit = self._table.commit_of(self._version)
-        ours = commit is not None and self._application in commit.marks
+        ours = commit is not None and commit.marks.get(self._application) == self._mark
         if not ours and (commit is not None or self._table.identifier != self._identifier):
             raise self._created_again("Nothing was written.")
 
@@ -155,27 +171,32 @@ class DeltaSink(TableSink):
             hint=f"{written} Put the table back, or write elsewhere and start from nothing with restore_from: none.",
         )
 
-    def _look(self, mark: int, run: SinkRun, newest: int, table: str) -> int | None:
-        """Make sure that the newest mark of the job is this start's; a version that has ``mark`` is told.
+    def _look(self, run: SinkRun, newest: int, table: str, newest_mark: Callable[[], int]) -> None:
+        """Make sure that the newest mark of the job is this start's.
 
         CREATE OR REPLACE gives the table another id, and the batch goes into what there is then.
 
         Args:
-            mark: the mark of a batch.
             run: this start.
             newest: the newest version; other writers may have made it.
             table: the id of the table.
+            newest_mark: has Spark put the whole log together for the newest mark of the job.
         """
-        for commit in self._table.commits(self._version, newest):
-            self._identifier = commit.table or self._identifier
-            if commit.is_batch(self._application, mark):
-                return commit.version
-            if self._application in commit.marks:
+        many = newest - self._version > _MOST_READ
+        for version in range(self._version + 1, newest + 1):
+            commit = None if many else self._table.commit_of(version)
+            if commit is None:  # Delta may have removed it from the log
+                found, self._identifier = newest_mark(), table
+            else:
+                found = commit.marks.get(self._application, self._mark)
+                self._identifier = commit.table or self._identifier
+            if found != self._mark:
                 run.check_owner()
-                raise self._not_ours(marked_epoch(commit.marks[self._application]), run.epoch)
-        if table != self._identifier:
+                raise self._not_ours(marked_epoch(found), run.epoch)
+            if commit is None:
+                break
+        if newest < self._version or table != self._identifier:
             raise self._created_again("Nothing was written.")
-        return None
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
@@ -246,6 +267,13 @@ class DeltaSink(TableSink):
     def _claim(self, epoch: int, batch: int, after: int | None = None, held: int | None = None) -> str:
         """Mark the table for a start that begins after ``batch``, and take back what came after a version, if any."""
         table, mark = self._table, mark_of(epoch, batch)
+        for name in _MARKS_OF_THE_SESSION:
+            if self._attached.sparkSession.conf.get(name, None) is not None:
+                raise InvalidConfiguration(
+                    f"The session has {name} set, which puts marks into the commits of {self._path} that the job does "
+                    "not know.",
+                    hint=f"Unset {name}: the sink sets marks of its own.",
+                )
         # What is not known to be the same as at an earlier mark gets a mark of its own.
         holds = mark if held is None else held
         if table.version < 0:
@@ -264,7 +292,7 @@ class DeltaSink(TableSink):
             version, done = table.commit(self._application, mark, holds, after or 0, plan)
         except Overtaken as error:
             raise self._not_ours(error.epoch, epoch) from None
-        self._version, self._held = version, holds
+        self._version, self._mark, self._held = version, mark, holds
         self._identifier = table.identifier  # asked once: each batch would wait for a listing
         told = [f"{len(done.removed)} files of later batches removed"] if done.removed else []
         told += [f"{len(done.added)} files put back"] if done.added else []

@@ -34,6 +34,10 @@ _OF_ONE_DRIVER = "S3SingleDriverLogStore"
 #: How often a transaction is begun again because another writer was faster.
 _TRIES = 20
 
+#: Of the constructors of ``WriteIntoDelta``, whose further one is a boolean, and of ``DeltaOperations.Write``, whose
+#: further ones are options: in Delta 4.0; 4.1 and 4.2; 4.3 and 4.4.
+_PARAMETERS = ((8, 4), (8, 7), (9, 9))
+
 
 class DeltaTable:
     """One table, by its path.
@@ -56,9 +60,6 @@ class DeltaTable:
         try:
             classes = jvm.java.lang.Thread.currentThread().getContextClassLoader()
             classes.loadClass(f"{_DELTA}.DeltaLog")
-            # Delta 4.0 has fewer than later releases.
-            self._more_of_writer = _parameters(classes, "commands.WriteIntoDelta") - 8
-            self._more_of_operation = _parameters(classes, "DeltaOperations$Write") - 4
         except Exception as error:
             raise InvalidConfiguration(
                 f"Spark has no Delta, and the job writes to the Delta table {path}.",
@@ -66,12 +67,13 @@ class DeltaTable:
                 "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
                 f"spark.sql.catalog.spark_catalog={_DELTA}.catalog.DeltaCatalog; docs/how-to/sink-delta.md shows it.",
             ) from error
+        self._more_of_writer, self._more_of_operation = _more_parameters(classes)
         self._delta = jvm.org.apache.spark.sql.delta
         # Once: the JVM looks for a class by its name in all jars.
         self._names = self._delta.util.FileNames
-        where = jvm.org.apache.hadoop.fs.Path(path)
-        self._delta.DeltaLog.invalidateCache(java_session, where)
-        self._log: Any = self._delta.DeltaLog.forTable(java_session, where)
+        self._session, self._where = java_session, jvm.org.apache.hadoop.fs.Path(path)
+        self._delta.DeltaLog.invalidateCache(java_session, self._where)
+        self._log: Any = self._delta.DeltaLog.forTable(java_session, self._where)
         self._conf: Any = self._log.newDeltaHadoopConf()
 
     def check_log_store(self) -> None:
@@ -263,7 +265,7 @@ class DeltaTable:
         stamp: tuple[str, int],
         options: Mapping[str, str],
         partition_by: Sequence[str],
-        look: Callable[[int, str], int | None],
+        look: Callable[[int, str, Callable[[], int]], None],
     ) -> int:
         """Add rows in one commit that carries a mark.
 
@@ -276,19 +278,19 @@ class DeltaTable:
             stamp: our application and the mark.
             options: options of Delta's writer.
             partition_by: the columns that the table is partitioned by; none leaves that to the table.
-            look: given the newest version and the id of the table, raises if the rows must not be added, or tells the
-                version that has the rows already.
+            look: given the newest version, the id of the table, and what has Spark find the newest mark after all,
+                raises if the rows must not be added.
 
         Returns:
             The version that has the rows.
         """
+        # Delta's own object of the table, which may be another by now: by its lock writers of this process take turns.
+        self._log = self._delta.DeltaLog.forTable(self._session, self._where)
         transaction = self._log.startTransaction()
         # As Delta's own look at the newest mark does: a commit with another mark of the application is a conflict now.
         transaction.readTxn().addOne(stamp[0])
         snapshot = transaction.snapshot()
-        there = look(int(snapshot.version()), str(snapshot.metadata().id()))
-        if there is not None:
-            return there
+        look(int(snapshot.version()), str(snapshot.metadata().id()), lambda: int(transaction.txnVersion(stamp[0])))
         # Of the query, whose settings count; that of the table is the job's.
         java_session: Any = rows.sparkSession._jsparkSession  # noqa: SLF001
         none = self._none()
@@ -369,6 +371,23 @@ class DeltaTable:
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(collected)
 
 
-def _parameters(classes: Any, name: str) -> int:
-    """How many parameters the constructor of a class of Delta's has."""
-    return int(classes.loadClass(f"{_DELTA}.{name}").getConstructors()[0].getParameterCount())
+def _more_parameters(classes: Any) -> tuple[int, int]:
+    """How many parameters more than in Delta 4.0 the constructors have by which a batch is written.
+
+    Raises:
+        InvalidConfiguration: nobody knows what these parameters are.
+    """
+
+    def parameters(name: str) -> int:
+        return int(classes.loadClass(f"{_DELTA}.{name}").getConstructors()[0].getParameterCount())
+
+    try:
+        found = parameters("commands.WriteIntoDelta"), parameters("DeltaOperations$Write")
+    except Exception:  # a class has another name
+        found = (0, 0)
+    if found not in _PARAMETERS:
+        raise InvalidConfiguration(
+            "A DeltaSink does not know how the Delta of this Spark writes.",
+            hint="Use Delta 4.0 to 4.4, in the release for your Spark.",
+        )
+    return found[0] - _PARAMETERS[0][0], found[1] - _PARAMETERS[0][1]
