@@ -165,7 +165,7 @@ def test_where_others_have_written_much_delta_tells_the_newest_mark(
 def test_options_are_taken_as_by_sparks_writer(bench: Bench, rows: DataFrame) -> None:
     options = {"mergeSchema": True, "USERMETADATA": "mine", "maxRecordsPerFile": 2, "replaceWhere": None}
     directory = bench.root / "own"
-    directory.mkdir()
+    directory.mkdir(parents=True)
     made = Starts(directory, rows, lambda: DeltaSink(bench.sink, partition_by=["v"], options=options), "orders")
     made.begun(1).write_batch(rows.selectExpr("*", "'new' AS more"), 0)
     table = bench.spark.read.format("delta").load(str(bench.sink))
