@@ -112,11 +112,13 @@ class Inode:
         path: without the cluster.
         number: the NameNode never gives it to another file, and keeps it when the file is renamed.
         size: bytes.
+        is_encrypted: whether its DataNodes have encrypted bytes.
     """
 
     path: str
     number: int
     size: int
+    is_encrypted: bool
 
 
 def inode(client: Hadoop, target: str) -> Inode:
@@ -136,16 +138,14 @@ def inodes_below(client: Hadoop, directory: str) -> list[Inode]:
 
 
 def _inode_of(status: Any) -> Inode:
-    return Inode(str(status.getPath().toUri().getPath()), int(status.getFileId()), int(status.getLen()))
+    path = str(status.getPath().toUri().getPath())
+    return Inode(path, int(status.getFileId()), int(status.getLen()), bool(status.isEncrypted()))
 
 
-def crc32c(client: Hadoop, target: str) -> str:
-    """The CRC32C of a file, in base64: from its DataNodes if they keep it, else all of the file is read.
-
-    They keep that of an encrypted file for its encrypted bytes.
-    """
+def crc32c(client: Hadoop, target: str, file: Inode) -> str:
+    """The CRC32C of a file, in base64: from its DataNodes if they keep it, else all of the file is read."""
     path = _path(client, target)
-    if not client.filesystem.getFileStatus(path).isEncrypted():
+    if not file.is_encrypted:
         checksum = client.filesystem.getFileChecksum(path)
         if checksum is not None and str(checksum.getAlgorithmName()) == "COMPOSITE-CRC32C":
             return base64.b64encode(bytes(checksum.getBytes())).decode("ascii")

@@ -150,4 +150,4 @@ class HdfsCopies(ServerSide):
 
 def _stored(client: Hadoop, target: str) -> Stored:
     file = client_calls.inode(client, target)
-    return Stored(file.size, str(file.number), client_calls.crc32c(client, target))
+    return Stored(file.size, str(file.number), client_calls.crc32c(client, target, file))

@@ -129,7 +129,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, str]:
     for key, value in options.items():
         if not key.startswith(_PREFIXES) or not isinstance(value, str | int):
             raise InvalidConfiguration(
-                f"The storage option {key!r} is none for hdfs://, which takes keys of Hadoop's configuration.",
+                f"hdfs:// does not take the storage option {key!r}: its options are keys of Hadoop's configuration.",
                 hint=f'Keys begin with {", ".join(_PREFIXES)}; for example {{"dfs.replication": "2"}}.',
             )
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in options.items()}

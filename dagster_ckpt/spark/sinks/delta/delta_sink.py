@@ -87,14 +87,7 @@ class DeltaSink(TableSink):
             )
         super().__init__(str(path).rstrip("/"))
         self._partition_by = tuple(partition_by)
-        # As Spark's own writer takes them; a name may be written in any case.
-        self._options = {
-            _METADATA if name.lower() == _METADATA.lower() else name: str(value).lower()
-            if isinstance(value, bool)
-            else str(value)
-            for name, value in (options or {}).items()
-            if value is not None
-        }
+        self._options = _as_spark_takes(options or {})
         self._single_driver = single_driver
         self._opened: DeltaTable | None = None
         #: The version of this start's newest commit, -1 before its first.
@@ -352,3 +345,13 @@ class DeltaSink(TableSink):
                 opened.check_log_store()
             self._opened = opened
         return self._opened
+
+
+def _as_spark_takes(options: Mapping[str, object]) -> dict[str, str]:
+    """The options of a writer as Spark's own writer takes them: as text, whatever the case of a name."""
+    taken = {}
+    for name, value in options.items():
+        if value is not None:
+            key = _METADATA if name.lower() == _METADATA.lower() else name
+            taken[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return taken
