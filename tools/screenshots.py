@@ -162,17 +162,10 @@ class DagsterUI:
         self.page.wait_for_url("**/runs/*")
         return self.page.url.rpartition("/")[2]
 
-    def materialize(self, asset: str, *, is_asked: bool = False) -> str:
-        """Click *Materialize* on the page of an asset; returns the run's id.
-
-        Args:
-            asset: its key.
-            is_asked: whether Dagster asks if the user is sure; then that is confirmed.
-        """
+    def materialize(self, asset: str) -> str:
+        """Click *Materialize* on the page of an asset, of which Dagster asks nothing; returns the run's id."""
         self.asset(asset)
         self._button("Materialize").click()
-        if is_asked:
-            self._button("Confirm").click()
         told = self.page.get_by_role("link").filter(has_text=re.compile("^View$")).last
         run = re.search(r"/runs/([0-9a-f-]{36})", told.get_attribute("href") or "")
         assert run is not None

@@ -319,7 +319,7 @@ def test_a_missing_chromium_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def _by_clicks(dev: DagsterDev, ui: DagsterUI, run_id: str) -> None:
     """Take a savepoint, end the job, then have a drill and a look into the state."""
-    saved = ui.materialize(f"{JOB}_savepoints", is_asked=True)
+    saved = ui.materialize(f"{JOB}_savepoints")
     assert dev.wait_finished(saved, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
     ui.terminate(run_id)
     assert dev.wait_finished(run_id, seconds=PATIENCE) == "CANCELED"
