@@ -177,22 +177,6 @@ class DagsterUI:
         self._button("Terminate").click()
         self._button("Terminate 1 run").click()
 
-    def count_clicks(self) -> Callable[[], tuple[int, int]]:
-        """Begin to count what a user does on every page from now on; returns a look at the clicks and the keys."""
-        done = {"click": 0, "keydown": 0}
-
-        def count(source: object, kind: str) -> None:
-            del source
-            done[kind] += 1
-
-        context = self.page.context
-        context.expose_binding("done", count)
-        context.add_init_script(
-            "for (const kind of ['click', 'keydown'])"
-            " addEventListener(kind, event => event.isTrusted && window.done(kind), true)"
-        )
-        return lambda: (done["click"], done["keydown"])
-
     def newest_first(self) -> None:
         """Sort the partitions that are listed by the reverse order of their creation."""
         self.page.get_by_test_id("sort-0").click()
@@ -278,23 +262,50 @@ def browse(dev: DagsterDev) -> Iterator[DagsterUI]:
     Raises:
         FileNotFoundError: Chromium is missing.
     """
-    chromium = find_chromium()
     location = dev.graphql(_LOCATIONS)["repositoriesOrError"]["nodes"][0]["location"]["name"]
+    with chromium(dev.url) as page:
+        yield DagsterUI(page, dev.url, location)
+
+
+@contextmanager
+def chromium(url: str) -> Iterator[Page]:
+    """An empty page of a headless Chromium, which may talk to ``url`` only.
+
+    Raises:
+        FileNotFoundError: Chromium is missing.
+    """
+    found = find_chromium()
 
     def only_here(route: Route) -> None:
-        if route.request.url.startswith((dev.url, "data:", "blob:")):
+        if route.request.url.startswith((url, "data:", "blob:")):
             route.continue_()
         else:
             route.abort()
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=list(_FLAGS))
+        browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(_FLAGS))
         try:
             page = browser.new_page(viewport={"width": _SIZE[0], "height": _SIZE[1]})
             page.route("**/*", only_here)
-            yield DagsterUI(page, dev.url, location)
+            yield page
         finally:
             browser.close()
+
+
+def count_clicks(page: Page) -> Callable[[], tuple[int, int]]:
+    """Begin to count what a user does on every page from now on; returns a look at the clicks and the keys."""
+    done = {"click": 0, "keydown": 0}
+
+    def count(source: object, kind: str) -> None:
+        del source
+        done[kind] += 1
+
+    page.context.expose_binding("done", count)
+    page.context.add_init_script(
+        "for (const kind of ['click', 'keydown'])"
+        " addEventListener(kind, event => event.isTrusted && window.done(kind), true)"
+    )
+    return lambda: (done["click"], done["keydown"])
 
 
 def take(ui: DagsterUI, resumed_run: str, newest: str, output: Path) -> list[Path]:

@@ -43,6 +43,13 @@ def _age(report: Any) -> None:
     assert 3 <= figures["tick", "3 jobs that are over, in a bucket"]["requests"] <= 6
 
 
+def _first_checkpoint(report: Any) -> None:
+    assert [step["lines"] for step in report["steps"]] == [1, 1, 1, 0, 0, 0, 0]
+    assert [step["clicks"] for step in report["steps"]] == [0, 0, 0, 3, 1, 3, 5]
+    assert report["seconds"] == pytest.approx(sum(step["seconds"] for step in report["steps"]))
+    assert all(step["seconds"] > 0 for step in report["steps"])
+
+
 def _growth(report: Any) -> None:
     small, large = report["sizes"]
     assert (small["keys"], large["keys"]) == (500, 1000)
@@ -233,6 +240,7 @@ def _transactional_sink(report: Any) -> None:
 #: report must hold.
 _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     "age": ("--retained 30 --jobs 3 --latency 0.001 --rounds 3", False, _age),
+    "first_checkpoint": ("", True, _first_checkpoint),
     "growth": ("--keys 500 1000 --pairs 2 --batches 12 --interval 0.1", True, _growth),
     "full_instance": (
         "--runs 40 --jobs 3 --checkpoints 40 --rounds 1 --storages PostgreSQL",
@@ -285,6 +293,8 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
 
 _NAMES = sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE))
 _MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    # It installs everything anew.
+    "first_checkpoint": (pytest.mark.exhaustive,),
     # It runs overhead.py, which the build has.
     "growth": (pytest.mark.exhaustive,),
     "tables": (
@@ -304,7 +314,8 @@ def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
     )
     arguments, takes_directory, check = _TABLE[name]
     readme = (_ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    assert f"`{name}.py {arguments}`" in readme, f"benchmarks/README.md gives another smallest size of {name}.py"
+    call = f"{name}.py {arguments}".rstrip()
+    assert f"`{call}`" in readme, f"benchmarks/README.md gives another smallest size of {name}.py"
     directory = ["--directory", str(tmp_path / "work")] if takes_directory else []
     check(_report(f"benchmarks/{name}.py", [*shlex.split(arguments), *directory], tmp_path))
 

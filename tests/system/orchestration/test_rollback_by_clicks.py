@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.system.orchestration.watch import PATIENCE, JobWatch
-from tools.screenshots import browse, find_chromium
+from tools.screenshots import browse, count_clicks, find_chromium
 
 # A Dagster, a browser, and a Spark for each run: minutes where others use the machine too, far less where not.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -36,7 +36,7 @@ def test_a_running_job_goes_back_by_clicks_and_not_where_rows_would_be_lost(
     epoch = job.epoch()
 
     with browse(job.dev) as ui:
-        look = ui.count_clicks()
+        look = count_clicks(ui.page)
         # The input of the next batch is gone: the verdict is told, and nothing is changed.
         file = sorted(job.pipeline.landing.glob("*.json"))[old.batch + 1]
         file.rename(tmp_path / file.name)
