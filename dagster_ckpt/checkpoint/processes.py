@@ -222,7 +222,7 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
     if driver_lives and not is_proven(driver, driver, job):
         return False
     if _is_submitted(process.pid, job[1]):
-        return _parent_of(driver.pid) == process.pid if driver_lives else not _has_driver(process.pid, job[1])
+        return _parent_of(driver.pid) == process.pid if driver_lives else not _is_with_driver(process.pid, job[1])
     started_by = _jvm_started_by(process.pid)
     if started_by is None:
         return False
@@ -344,10 +344,12 @@ def _is_submitted(pid: int, job_name: str) -> bool:
     return told[:1] + told[2:3] == [SUBMITTED, job_name]
 
 
-def _has_driver(pid: int, job_name: str) -> bool:
-    """Whether a JVM of ``spark-submit`` still has a driver below it."""
+def _is_with_driver(pid: int, job_name: str) -> bool:
+    """Whether a JVM of ``spark-submit`` still has a driver below it, or the process is itself the driver below one."""
     try:
-        return any(_is_submitted(child.pid, job_name) for child in psutil.Process(pid).children())
+        process = psutil.Process(pid)
+        beside = [child.pid for child in process.children()] + [process.ppid()]
+        return any(_is_submitted(other, job_name) for other in beside)
     except psutil.Error:
         return True
 

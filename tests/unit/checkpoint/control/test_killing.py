@@ -291,6 +291,17 @@ class TestProven:
             assert above.poll() is None
             assert driver.is_alive()
 
+    @pytest.mark.parametrize("on_yarn", [False, True], ids=["", "on YARN"])
+    def test_another_driver_is_no_jvm_that_has_lost_its_driver(
+        self, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity, *, on_yarn: bool
+    ) -> None:
+        """The command line of a submitted driver ends as that of its JVM."""
+        with submitted(("file:///elsewhere", JOB), on_yarn=on_yarn) as (_, driver):
+            file.write(beat(clock, gone, driver))
+            with pytest.raises(JobAlreadyRunning):
+                free(file, clock)
+            assert driver.is_alive()
+
     def test_a_heart_proves_its_driver_until_it_has_said_that_it_stopped(
         self, file: HeartbeatFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
