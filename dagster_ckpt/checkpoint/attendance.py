@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_ckpt.checkpoint.control import Claim, Heartbeat, JobRecords
 from dagster_ckpt.checkpoint.seen import unchanged_for
@@ -19,14 +19,28 @@ class Attendance:
         run_id: the Dagster run that attended it last.
         dead: why that run attends it no longer, ``None`` while the run may live.
         has_told: that run has stopped in order and without an interrupt: it has told Dagster how the driver ended.
+        sign: of that run, ``None`` for a run that has left none.
+        asked: on the monotonic clock, when the sign was asked for.
     """
 
     run_id: str
     dead: str | None
     has_told: bool = False
+    sign: Heartbeat | None = field(default=None, compare=False)
+    asked: float = field(default=0.0, compare=False)
+
+    def stands(self, records: JobRecords, clock: Clock) -> bool:
+        """Whether a bucket need not be asked yet: the run lives, and its next sign of life is not due."""
+        sign = self.sign
+        if sign is None or self.dead is not None or not records.filesystem.is_distant:
+            return False
+        is_due = clock.monotonic() - self.asked >= sign.lease.interval
+        return not is_due and sign.is_dead(clock, asked=self.asked) is None
 
 
-def attendance_of(records: JobRecords, claim: Claim, clock: Clock) -> Attendance | None:
+def attendance_of(
+    records: JobRecords, claim: Claim, clock: Clock, before: Attendance | None = None
+) -> Attendance | None:
     """Who attends the driver of the newest claim; ``None`` for a driver that is the run's own process.
 
     For whoever looks again and again: how long a sign of life was seen unchanged is remembered from look to look.
@@ -35,17 +49,21 @@ def attendance_of(records: JobRecords, claim: Claim, clock: Clock) -> Attendance
         records: of the job.
         claim: the newest.
         clock: of this host.
+        before: what the last look at the same claim has shown, if it is to be believed for as long as it stands.
 
     Raises:
         CorruptCheckpoint: a record cannot be read.
         StorageError: the storage failed.
     """
+    if before is not None and before.stands(records, clock):
+        return before
     if records.submissions.of(claim.run_id) is None:
         return None
+    asked = clock.monotonic()
     sign, dead = _last_sign(records, clock)
     if sign is None:
         return Attendance(claim.run_id, "it has left no sign of life")
-    return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted)
+    return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted, sign=sign, asked=asked)
 
 
 def run_that_waits(records: JobRecords, claim: Claim, clock: Clock) -> str | None:

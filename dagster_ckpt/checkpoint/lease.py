@@ -83,6 +83,20 @@ class Lease:
         """For so long after that, the writer's JVM waits to be paused, before the JVM ends itself."""
         return (_LAST - _OWN) * self.timeout
 
+    def of_attendant(self, storage: FileSystem) -> Lease:
+        """The lease of the run that attends the driver which keeps this lease.
+
+        In a bucket each sign of life is paid for. Without the run the driver goes on, and nothing is lost but time
+        until Dagster hears of it, so the run's signs are rarer than the driver's beats.
+
+        Args:
+            storage: of the job.
+        """
+        if not storage.is_distant:
+            return self
+        interval = min(self.timeout, LONGEST_HEARTBEAT_TIMEOUT / INTERVALS_PER_TIMEOUT)
+        return Lease(interval, INTERVALS_PER_TIMEOUT * interval)
+
     def look(self, quick: float, storage: FileSystem) -> float:
         """Seconds between two looks at the job's storage: a look at a bucket is paid for, so it follows the lease.
 

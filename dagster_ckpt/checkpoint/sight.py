@@ -93,7 +93,7 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
         if heartbeat is not None and _is_of(heartbeat, before.claim) and not heartbeat.stopped:
             dead, _ = records.heartbeat.judge(heartbeat, before.claim, before.end, clock, asked)
             if dead is None:
-                attendance = before.attendance and attendance_of(records, before.claim, clock)
+                attendance = before.attendance and attendance_of(records, before.claim, clock, before.attendance)
                 return replace(before, heartbeat=heartbeat, asked=asked, attendance=attendance)
     names = records.epochs.names()
     if not names:

@@ -49,6 +49,9 @@ _TURN = 0.2
 _UNSEEN = 300.0
 #: Seconds without a driver after which this run says that it waits.
 _LONG = 60.0
+#: Timeouts of the lease after which a bucket's epochs are listed, although the driver beats: another driver may have
+#: taken the job over and not beaten yet. The driver itself hears of that at its next write.
+_TIMEOUTS = 6
 #: Seconds for which a canceled driver may take to end.
 _GRACE = 120.0
 
@@ -132,7 +135,7 @@ class Attendant:
         self._records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
         self._submission.make(series, json.dumps(dict(op_config)))
         try:
-            self._sign.show(self._epoch, self._lease)
+            self._sign.show(self._claim, self._lease)
             self._process = SubmittedProcess(command, spark.environment(), f"{job}-{self._driver}.log")
         except CheckpointError:
             self._submission.withdraw()
@@ -162,7 +165,9 @@ class Attendant:
                 ended = self._look()
                 if ended is not None:
                     return self._result(ended)
-                self._pause(self._sign.lease.look(_LOOK, self._catalog.filesystem))
+                self._pause(
+                    min(lease.look(_LOOK, self._catalog.filesystem) for lease in (self._lease, self._sign.lease))
+                )
         except (SparkNotStarted, DriverLost, NotRestarted):
             self._report.last()
             raise
@@ -180,11 +185,7 @@ class Attendant:
                 self._leave()
             raise
         finally:
-            self._sign.stop(self._epoch, interrupted=is_interrupted)
-
-    @property
-    def _epoch(self) -> int:
-        return 1 if self._claim is None else self._claim.epoch
+            self._sign.stop(self._claim, interrupted=is_interrupted)
 
     def _leave(self) -> None:
         """Leave the driver to the next run that attends it. A driver that has not come is not wanted any more."""
@@ -221,8 +222,7 @@ class Attendant:
         A storage that fails changes nothing for the driver, so the look is repeated.
         """
         try:
-            self._sign.check_sole()
-            self._sign.show(self._epoch, self._lease)
+            self._sign.show(self._claim, self._lease)
             ended = self._seen()
         except (StorageError, OSError) as error:
             if self._troubled != (said := str(error)):
@@ -250,7 +250,7 @@ class Attendant:
         if end is not None and end.is_final and own and heartbeat is not None and heartbeat.stopped:
             return end
         dead, _ = self._records.heartbeat.judged(claim, end, self._clock)
-        self._list_at = self._clock.monotonic() + 2 * self._lease.timeout
+        self._list_at = self._clock.monotonic() + _TIMEOUTS * self._lease.timeout
         if dead is None or self._records.epochs.highest() != claim.epoch:
             return None
         end = self._records.epochs.read_end(claim.epoch)  # the driver's last word may have come between

@@ -27,7 +27,7 @@ __all__ = ["DriverReport", "Told"]
 
 #: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
 #: was deleted after the newest checkpoint has been listed.
-_LIST, _SELDOM = 30.0, 1800.0
+_LIST, _SELDOM = 30.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,20 @@ class DriverReport:
         elif self._is_due(heartbeat):
             self._reporter.completed(self._list(self._choice))
         self._reporter.tick()
+        is_new = False
         if heartbeat is not None:
             beaten = heartbeat.completed, heartbeat.failed_checkpoints, heartbeat.due_since
-            if beaten != self._beaten:
+            is_new = beaten != self._beaten
+            if is_new:
                 self._beaten = beaten
                 self._told.beaten(heartbeat.due_since is not None)
         failed = None if heartbeat is None else heartbeat.failed_checkpoints
         if failed is not None and failed != self._failed:
             self._failed = failed
             self._told.failed(failed)
-        if self._traced < claim.epoch:
-            for trace in self._records.starts.newest(1):
-                if trace.epoch == claim.epoch:
-                    self._traced = trace.epoch
-                    self._told.traced(trace)
+        # A trace is made at the first batch, before a checkpoint. A quiet stream may have no batch for days.
+        if is_new or not self._catalog.filesystem.is_distant:
+            self._tell_trace(claim)
 
     def _is_due(self, heartbeat: Heartbeat | None) -> bool:
         """Whether to list the checkpoints: the driver beats at each new checkpoint, and names it."""
@@ -151,6 +151,13 @@ class DriverReport:
         retained = [item for item in seen.values() if item.reference not in quarantined]
         return sorted(retained, key=lambda item: item.key)
 
+    def _tell_trace(self, claim: Claim) -> None:
+        if self._traced < claim.epoch:
+            for trace in self._records.starts.newest(1):
+                if trace.epoch == claim.epoch:
+                    self._traced = trace.epoch
+                    self._told.traced(trace)
+
     def _tell_failures(self, claim: Claim) -> None:
         for failure in self._records.failures.of(claim.series):
             key = failure.run_id, failure.sequence
@@ -165,6 +172,7 @@ class DriverReport:
         try:
             if self._claim is not None:
                 self._tell_failures(self._claim)
+                self._tell_trace(self._claim)
             if self._choice is None:
                 return []
             before = self._seen

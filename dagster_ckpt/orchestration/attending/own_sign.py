@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint import Heartbeat, JobRecords, Lease
+from dagster_ckpt.checkpoint import Claim, Heartbeat, JobRecords, Lease
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 
@@ -12,7 +12,7 @@ __all__ = ["OwnSign"]
 
 
 class OwnSign:
-    """The sign of life of one run.
+    """The sign of life of one run, whose process shows on its own host that it is gone; a bucket gets it seldom.
 
     Args:
         records: of the job.
@@ -24,19 +24,48 @@ class OwnSign:
     def __init__(self, records: JobRecords, job_name: str, run_id: str, clock: Clock) -> None:
         self._records, self._job_name, self._run_id, self._clock = records, job_name, run_id, clock
         self._last: Heartbeat | None = None
+        #: On the monotonic clock: when the next sign is due.
+        self._due_at = clock.monotonic()
 
     @property
     def lease(self) -> Lease:
         """That the last sign has announced: whoever waits for the next sign waits as long."""
         return Lease() if self._last is None else self._last.lease
 
-    def check_sole(self) -> None:
-        """Make sure that no other run attends the driver.
+    def show(self, claim: Claim | None, lease: Lease) -> None:
+        """Leave a sign of life if one is due: by the interval of the last one, or because the lease is another one.
+
+        Args:
+            claim: of the driver, ``None`` before its first. Until then signs are as frequent as any, because another
+                run may wait for this one to be gone.
+            lease: of the driver.
 
         Raises:
             JobAlreadyRunning: another run has taken over, while this one gave no sign of life.
             StorageError: the storage failed.
         """
+        own = lease if claim is None else lease.of_attendant(self._records.filesystem)
+        if own == self.lease and self._clock.monotonic() < self._due_at:
+            return
+        self._check_sole()
+        self._write(claim, own)
+
+    def stop(self, claim: Claim | None, *, interrupted: bool) -> None:
+        """Leave the last sign of life, if there was one and no other run attends the driver by now.
+
+        Args:
+            claim: as for :meth:`show`.
+            interrupted: the run was told to end; else Dagster hears from the run how the driver has ended.
+        """
+        if self._last is None:
+            return
+        try:
+            self._check_sole()
+            self._write(claim, self.lease, stopped=True, interrupted=interrupted)
+        except (JobAlreadyRunning, StorageError, OSError):
+            return
+
+    def _check_sole(self) -> None:
         found = self._records.attendant.read() if self._last is not None else None
         if found is not None and found.run_id != self._run_id:
             raise JobAlreadyRunning(
@@ -44,35 +73,9 @@ class OwnSign:
                 hint="Leave the job to that run. Its driver has gone on all the time.",
             )
 
-    def show(self, epoch: int, lease: Lease) -> None:
-        """Leave a sign of life.
-
-        Args:
-            epoch: of the driver, 1 before its first claim.
-            lease: of the driver: signs come as often as the looks at it.
-
-        Raises:
-            StorageError: the storage failed.
-        """
-        self._write(epoch, lease)
-
-    def stop(self, epoch: int, *, interrupted: bool) -> None:
-        """Leave the last sign of life, if there was one and no other run attends the driver by now.
-
-        Args:
-            epoch: as for :meth:`show`.
-            interrupted: the run was told to end; else Dagster hears from the run how the driver has ended.
-        """
-        if self._last is None:
-            return
-        try:
-            self.check_sole()
-            self._write(epoch, self.lease, stopped=True, interrupted=interrupted)
-        except (JobAlreadyRunning, StorageError, OSError):
-            return
-
-    def _write(self, epoch: int, lease: Lease, *, stopped: bool = False, interrupted: bool = False) -> None:
+    def _write(self, claim: Claim | None, lease: Lease, *, stopped: bool = False, interrupted: bool = False) -> None:
+        began, epoch = self._clock.monotonic(), 1 if claim is None else claim.epoch
         sign = Heartbeat.following(self._last, epoch, self._run_id, lease, self._clock)
         sign = replace(sign, stopped=stopped, interrupted=interrupted)
         self._records.attendant.write(sign)
-        self._last = sign
+        self._last, self._due_at = sign, began + lease.interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.errors import Fenced
+from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import JOB, ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -55,6 +57,63 @@ def test_a_run_whose_sign_stays_the_same_for_a_lease_is_dead(records: JobRecords
     for waited, dead in [(0, None), (Lease().timeout, None), (1, f"no heartbeat for {Lease().timeout + 1:.0f} s")]:
         clock.advance(waited)
         assert attendance_of(records, CLAIM, clock) == Attendance("run-b", dead)
+
+
+class TestBelievedForAsLongAsItStands:
+    """A bucket is asked again once the next sign is due, and at once when the run's process is seen to be gone."""
+
+    @pytest.fixture
+    def storage(self) -> FaultInjectingFileSystem:
+        storage = FaultInjectingFileSystem(MemoryFileSystem())
+        storage.is_distant = True
+        return storage
+
+    @pytest.fixture
+    def records(self, storage: FaultInjectingFileSystem) -> JobRecords:
+        records = JobRecords(storage, f"{JOB}-believed")
+        records.submissions.replace(SUBMITTED)
+        records.attendant.write(replace(SIGN, lease=Lease(300, 900)))
+        return records
+
+    def test_on_another_host(self, storage: FaultInjectingFileSystem, records: JobRecords, clock: ManualClock) -> None:
+        first = attendance_of(records, CLAIM, clock)
+        before = storage.operations
+        for _ in range(2):
+            clock.advance(149)
+            assert attendance_of(records, CLAIM, clock, first) is first
+        assert storage.operations == before
+        clock.advance(2)
+        records.attendant.write(replace(SIGN, lease=Lease(300, 900), stopped=True, sequence=6))
+        assert attendance_of(records, CLAIM, clock, first) == Attendance("run-b", "it ended", has_told=True)
+
+    def test_a_silent_run_is_dead_after_its_own_lease(self, records: JobRecords, clock: ManualClock) -> None:
+        found = attendance_of(records, CLAIM, clock)
+        for _ in range(3):
+            assert found == Attendance("run-b", None)
+            clock.advance(301)
+            found = attendance_of(records, CLAIM, clock, found)
+        assert found == Attendance("run-b", "no heartbeat for 903 s")
+
+    def test_a_process_of_this_host_is_looked_at_each_time(self, records: JobRecords, clock: ManualClock) -> None:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            identity = ProcessIdentity.of(process.pid)
+            assert identity is not None
+            sign = replace(SIGN, lease=Lease(300, 900), processes=(identity,), uptime=clock.monotonic())
+            records.attendant.write(sign)
+            found = attendance_of(records, CLAIM, clock)
+            assert found == Attendance("run-b", None)
+            assert attendance_of(records, CLAIM, clock, found) is found
+            process.kill()
+        gone = attendance_of(records, CLAIM, clock, found)
+        assert gone == Attendance("run-b", f"its process {process.pid} is gone")
+
+    def test_a_directory_is_read_each_time(
+        self, storage: FaultInjectingFileSystem, records: JobRecords, clock: ManualClock
+    ) -> None:
+        storage.is_distant = False
+        first = attendance_of(records, CLAIM, clock)
+        records.attendant.write(replace(SIGN, stopped=True, sequence=6))
+        assert attendance_of(records, CLAIM, clock, first) == Attendance("run-b", "it ended", has_told=True)
 
 
 def test_a_run_waits_for_its_driver_as_long_as_it_lives(records: JobRecords, clock: ManualClock) -> None:

@@ -29,3 +29,18 @@ def test_a_look_at_a_bucket_follows_the_lease(interval: float, looks: float) -> 
     assert lease.look(2, storage) == 2, "a look that costs nothing"
     storage.is_distant = True
     assert lease.look(2, storage) == looks
+
+
+@pytest.mark.parametrize(
+    ("lease", "signs"),
+    [
+        (Lease(), Lease(30, 90)),
+        (Lease(60, 300), Lease(300, 900)),
+        (Lease(600, 3600), Lease(1200, 3600)),
+    ],
+)
+def test_who_attends_a_driver_gives_rarer_signs_where_they_are_paid_for(lease: Lease, signs: Lease) -> None:
+    storage = MemoryFileSystem()
+    assert lease.of_attendant(storage) == lease
+    storage.is_distant = True
+    assert lease.of_attendant(storage) == signs

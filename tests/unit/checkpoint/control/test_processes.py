@@ -46,7 +46,7 @@ def test_of_a_process_that_is_gone_nothing_is_proven(gone: ProcessIdentity) -> N
     assert not any(told.values()), told
     assert processes._jvm_started_by(gone.pid) is None
     assert processes._parent_of(gone.pid) is None
-    assert processes._has_driver(gone.pid, JOB[1]), "as long as nobody can say that it has none"
+    assert processes._is_with_driver(gone.pid, JOB[1]), "as long as nobody can say that it has none"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes in /proc")
