@@ -68,6 +68,7 @@ def standalone_cluster(
     environment: Callable[[str], Mapping[str, str]] = lambda _: {},
     settings: Mapping[str, str] | None = None,
     spark_home: Path | None = None,
+    of_workers: Path | None = None,
 ) -> Iterator[Cluster]:
     """Start a cluster, and end it with all that its Workers have started.
 
@@ -77,6 +78,7 @@ def standalone_cluster(
         environment: more variables for the Workers, and so for drivers that they start, by the URL of the master.
         settings: of the Master and the Workers.
         spark_home: their Spark; by default that of the installed pyspark.
+        of_workers: the Workers' own Spark, where it is another one.
 
     Raises:
         CheckpointError: there is no Java.
@@ -103,7 +105,7 @@ def standalone_cluster(
     }
     with ExitStack() as stack:
 
-        def start(name: str, *arguments: str) -> psutil.Process:
+        def start(name: str, *arguments: str, script: Path = script) -> psutil.Process:
             log = stack.enter_context((directory / f"{name}.log").open("wb"))
             process = subprocess.Popen(  # noqa: S603
                 [str(script), *arguments, "--properties-file", str(properties)],
@@ -123,7 +125,11 @@ def standalone_cluster(
         size = ("--cores", "2", "--memory", "1g", "--webui-port", "0")
         names = ["worker", *(f"worker-{number}" for number in range(2, workers + 1))]
         of_worker = (f"{_PACKAGE}.worker.Worker", "--host", "127.0.0.1", *size)
-        first, *_ = [start(name, *of_worker, "-d", str(directory / "work" / name), master) for name in names]
+        workers_script = script if of_workers is None else of_workers / "bin" / "spark-class"
+        first, *_ = [
+            start(name, *of_worker, "-d", str(directory / "work" / name), master, script=workers_script)
+            for name in names
+        ]
         registered = f"all Workers to register (see {directory}/worker.log)"
         wait_for(lambda: (_state(web) or {}).get("aliveworkers") == workers, registered, seconds=_PATIENCE)
         conf = {

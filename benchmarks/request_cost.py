@@ -3,10 +3,11 @@
     python benchmarks/request_cost.py --output request_cost.json
 
 A real job runs with its checkpoints in a bucket and without new input: in a Dagster run, with the resume sensor beside
-it (``dagster``), or by ``dagster_ckpt.run`` (``run``). Each bucket has two doors with a log each, one for the job and
-one for the sensor. Once the job has been quiet for ``--settle`` seconds, the requests of ``--seconds`` are counted.
-Each case has a process of its own, and all run side by side. The prices below make USD of the requests. What is stored
-and what leaves the cloud is not counted, nor is what a batch and a checkpoint cost.
+it (``dagster``), in a driver of its own that ``spark-submit`` starts and such a run attends (``driver``), or by
+``dagster_ckpt.run`` (``run``). Each bucket has two doors with a log each, one for the job and one for the sensor. Once
+the job has been quiet for ``--settle`` seconds, the requests of ``--seconds`` are counted. Each case has a process of
+its own, and all run side by side. The prices below make USD of the requests. What is stored and what leaves the cloud
+is not counted, nor is what a batch and a checkpoint cost.
 
 ``gs`` is the server of ``dagster_ckpt.testing``, ``s3`` is moto, and ``abfs`` is Azurite, which ``npm`` installs into
 ``--npm`` unless it is there.
@@ -41,9 +42,12 @@ PRICES = {"gs": (5.0, 0.4), "s3": (5.0, 0.4), "abfs": (6.5, 0.52)}
 #: The servers' words for reads, and for what is free. All others are writes or listings.
 READS, FREE = frozenset({"read", "stat"}), frozenset({"delete", "cancel", "abort"})
 #: Seconds between two heartbeats, and seconds of the lease: of the default, and for a quiet job.
-LEASES = {"default": (2, 30), "quiet": (60, 300)}
+LEASES = {"default": (2, 30), "quiet": (60, 300), "quieter": (90, 450)}
 MONTH = 30 * 24 * 3600.0
 JOB, BUCKET = "quiet", "checkpoints"
+WAYS = ["dagster", "driver", "run"]
+#: The variable that tells a driver of its own its definitions: the door, the lease, the directory.
+_ORDER = "DAGSTER_CKPT_REQUEST_COST"
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=90, help="seconds after the start that are not counted")
     parser.add_argument("--tick", type=float, default=5, help="seconds between two ticks of the sensor")
     parser.add_argument("--storages", nargs="+", default=list(PRICES), choices=list(PRICES))
-    parser.add_argument("--leases", nargs="+", default=list(LEASES), choices=list(LEASES))
-    parser.add_argument("--ways", nargs="+", default=["dagster", "run"], choices=["dagster", "run"])
+    parser.add_argument("--leases", nargs="+", default=["default", "quiet"], choices=list(LEASES))
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--npm", type=Path, default=ROOT / "build" / "azurite")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--case", nargs=4, metavar=("STORAGE", "LEASE", "WAY", "HOME"), help=argparse.SUPPRESS)
@@ -96,14 +100,16 @@ def _case(options: argparse.Namespace, storage: str, lease: str, way: str, home:
     import dagster as dg  # noqa: PLC0415 - of the child alone
 
     with _doors(storage, options.npm, Path(home)) as (door, sensors_door), dg.DagsterInstance.ephemeral() as instance:
-        definitions = _definitions(door, lease, Path(home))
+        os.environ[_ORDER] = json.dumps([door.path, door.options, lease, home, way])
+        definitions = submitted()
         threading.Thread(target=_drive, args=(definitions, way, instance), daemon=True).start()
         until = time.monotonic() + 900
         while not any(request.name.endswith("/_metadata") for request in list(door.log())):
             if time.monotonic() > until:
                 raise RuntimeError("No checkpoint was completed.")
             time.sleep(0.1)
-        sensor = _Sensor(_definitions(sensors_door, lease, Path(home)), instance) if way == "dagster" else None
+        for_sensor = _definitions(sensors_door.path, sensors_door.options, lease, Path(home), way)
+        sensor = None if way == "run" else _Sensor(for_sensor, instance)
         _wait(options.settle, sensor, options.tick)
         before = len(door.log()), len(sensors_door.log())
         begun = time.monotonic()
@@ -169,11 +175,18 @@ class _Sensor:
             raise RuntimeError(f"The sensor does not see the job run: {data.skip_message}")
 
 
-def _definitions(door: Door, lease: str, home: Path) -> Any:
+def submitted() -> Any:
+    """The definitions of the case that the environment names, for its run and for a driver of its own."""
+    path, options, lease, home, way = json.loads(os.environ[_ORDER])
+    return _definitions(path, options, lease, Path(home), way)
+
+
+def _definitions(path: str, options: dict[str, Any], lease: str, home: Path, way: str) -> Any:
     from dagster_ckpt import (  # noqa: PLC0415 - of the child alone
         CheckpointConfig,
         FileSystemCheckpointStorage,
         SparkSessionResource,
+        SparkSubmitResource,
         build_checkpoint_definitions,
         checkpointed_streaming_asset,
     )
@@ -190,10 +203,14 @@ def _definitions(door: Door, lease: str, home: Path) -> Any:
         return spark.readStream.text(str(landing)).writeStream.format("noop")
 
     storage = FileSystemCheckpointStorage(
-        checkpoint_path=door.path, storage_options=door.options, working_directory=str(home / "live")
+        checkpoint_path=path, storage_options=options, working_directory=str(home / "live")
     )
     conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.driver.memory": "512m"}
-    spark = SparkSessionResource(master="local[1]", conf=conf, class_archive=False)
+    spark: SparkSessionResource | SparkSubmitResource
+    if way == "driver":
+        spark = SparkSubmitResource(definitions="benchmarks.request_cost:submitted", master="local[1]", conf=conf)
+    else:
+        spark = SparkSessionResource(master="local[1]", conf=conf, class_archive=False)
     return build_checkpoint_definitions([quiet], {"checkpoint_storage": storage, "spark": spark})
 
 
@@ -201,7 +218,7 @@ def _drive(definitions: Any, way: str, instance: Any) -> None:
     import dagster_ckpt  # noqa: PLC0415 - of the child alone
 
     try:
-        if way == "dagster":
+        if way != "run":
             definitions.resolve_job_def(f"{JOB}_job").execute_in_process(instance=instance)
         else:
             (asset,) = (item for item in definitions.assets if getattr(item, "name", None) == JOB)

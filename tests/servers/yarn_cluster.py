@@ -26,6 +26,8 @@ _NEEDED = """
 </ivy-module>
 """
 _NODES = 2
+#: A queue that nobody may submit to.
+CLOSED_QUEUE = "closed"
 _QUEUE = "yarn.scheduler.capacity.root"
 
 
@@ -51,8 +53,14 @@ class MiniYarn:
             "yarn.scheduler.minimum-allocation-mb": "128",
             "yarn.scheduler.maximum-allocation-mb": "2048",
             "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
-            f"{_QUEUE}.queues": "default",
+            f"{_QUEUE}.queues": f"default,{CLOSED_QUEUE}",
             f"{_QUEUE}.default.capacity": "100",
+            f"{_QUEUE}.{CLOSED_QUEUE}.capacity": "0",
+            # What is allowed for a queue is allowed below it, so the root allows nothing. A space names nobody.
+            "yarn.acl.enable": "true",
+            "yarn.admin.acl": " ",
+            **{f"{_QUEUE}.{right}": " " for right in ("acl_submit_applications", "acl_administer_queue")},
+            f"{_QUEUE}.default.acl_submit_applications": "*",
         }.items():
             configuration.set(key, value)
         self._cluster = jvm.org.apache.hadoop.yarn.server.MiniYARNCluster(home.name, _NODES, 1, 1)

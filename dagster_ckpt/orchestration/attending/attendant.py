@@ -25,8 +25,8 @@ from dagster_ckpt.errors import (
     SparkNotStarted,
     StorageError,
 )
+from dagster_ckpt.orchestration.attending.cluster_release import check_release
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
-from dagster_ckpt.orchestration.attending.master_release import check_release
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission

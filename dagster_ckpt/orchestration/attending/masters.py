@@ -7,20 +7,24 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 from dagster_ckpt.errors import InvalidConfiguration, SparkNotStarted
 
-__all__ = ["CLIENT", "CLUSTER", "YARN", "check_master", "find_master", "settings_on_cluster"]
+__all__ = ["CLIENT", "CLUSTER", "KUBERNETES", "YARN", "check_master", "find_master", "settings_on_cluster"]
 
 CLIENT, CLUSTER = "client", "cluster"
 YARN = "yarn"
-_MASTER = re.compile(r"local(\[.*\])?|spark://.+|yarn")
+#: How the URL of a Kubernetes begins.
+KUBERNETES = "k8s://"
+_MASTER = re.compile(r"local(\[.*\])?|spark://.+|yarn|k8s://.+")
 #: What a driver on a cluster needs, by how its master begins. Then spark-submit ends with the driver, and so tells that
 #: the driver has ended before its first record; and the cluster starts no second driver.
 _ON_CLUSTER = {
     "spark://": {"spark.standalone.submit.waitAppCompletion": "true", "spark.driver.supervise": "false"},
     YARN: {"spark.yarn.submit.waitAppCompletion": "true", "spark.yarn.maxAppAttempts": "1"},
+    KUBERNETES: {"spark.kubernetes.submission.waitAppCompletion": "true"},
 }
 #: With any other value the cluster starts a driver that has ended again.
 _ONE_DRIVER = {"spark.driver.supervise": "false", "spark.yarn.maxAppAttempts": "1"}
@@ -48,9 +52,9 @@ def check_master(master: str, deploy_mode: str, conf: Mapping[str, str]) -> None
     """
     if not _MASTER.fullmatch(master):
         raise InvalidConfiguration(
-            f"SparkSubmitResource has not been run with master {master!r}.",
-            hint="Use local, local[...], spark://host:port or yarn; for another cluster manager use "
-            "SparkSessionResource, whose driver is the Dagster run.",
+            f"Spark knows no master {master!r}, or SparkSubmitResource does not.",
+            hint="Use local, local[...], spark://host:port, yarn or k8s://https://host:port; for another cluster "
+            "manager use SparkSessionResource, whose driver is the Dagster run.",
         )
     if deploy_mode not in {CLIENT, CLUSTER}:
         raise InvalidConfiguration(
@@ -59,7 +63,7 @@ def check_master(master: str, deploy_mode: str, conf: Mapping[str, str]) -> None
     if deploy_mode == CLUSTER and not settings_on_cluster(master):
         raise InvalidConfiguration(
             f"deploy_mode='cluster' needs a cluster, and the master is {master!r}.",
-            hint="Set master to spark://host:port or yarn, or deploy_mode to 'client'.",
+            hint="Set master to spark://host:port, yarn or k8s://https://host:port, or deploy_mode to 'client'.",
         )
     for key, only in _ONE_DRIVER.items():
         if (value := conf.get(key, only)).lower() != only:
@@ -89,6 +93,9 @@ def find_master(master: str, conf: Mapping[str, str]) -> None:
     if master.startswith("spark://"):
         places, name = master.removeprefix("spark://").split(","), f"Spark master answers at {master}"
         hint = "Start the master, or set master of SparkSubmitResource to the URL that the master's web page shows."
+    elif master.startswith(KUBERNETES):
+        places, name = [_api_server(master)], f"Kubernetes API server answers at {master}"
+        hint = "Set master of SparkSubmitResource to k8s:// and the URL that `kubectl cluster-info` shows."
     elif master == YARN:
         directories = _yarn_directories()
         told, is_all = _told_by(directories)
@@ -108,6 +115,17 @@ def find_master(master: str, conf: Mapping[str, str]) -> None:
             failed.append(f"{place}: {error}")
     if failed:
         raise SparkNotStarted(f"No {name} ({'; '.join(failed)}). No driver was started.", hint=hint)
+
+
+def _api_server(master: str) -> str:
+    """Host and port of a Kubernetes: Spark takes HTTPS where the URL names no scheme."""
+    url = master.removeprefix(KUBERNETES)
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        return parts.netloc  # no connection is tried there
+    return f"{parts.hostname}:{port or (80 if parts.scheme == 'http' else 443)}"
 
 
 def _yarn_directories() -> str:

@@ -13,7 +13,14 @@ from pydantic import ConfigDict, Field
 
 from dagster_ckpt.checkpoint import SUBMITTED
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.attending.masters import CLIENT, CLUSTER, YARN, check_master, settings_on_cluster
+from dagster_ckpt.orchestration.attending.masters import (
+    CLIENT,
+    CLUSTER,
+    KUBERNETES,
+    YARN,
+    check_master,
+    settings_on_cluster,
+)
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.shown_text import redacted
 
@@ -27,12 +34,18 @@ _SECRET = re.compile(
 )
 #: What Spark brings beside `files`, or in their place.
 _ALSO_FILES = ("spark.files", "spark.yarn.dist.files")
+#: The image of all pods on Kubernetes; those of the driver and of the executors; and where local files go through.
+_IMAGE = "spark.kubernetes.container.image"
+_IMAGES = ("spark.kubernetes.driver.container.image", "spark.kubernetes.executor.container.image")
+_UPLOADS = "spark.kubernetes.file.upload.path"
+#: Where Spark's own images have Spark.
+_JARS_OF_IMAGE = "local:///opt/spark/jars"
 #: Set by the JVM above a driver, for that driver alone.
 _OF_A_DRIVER = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "DAGSTER_CKPT_DRIVER")
 
 
 class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
-    """Spark whose driver ``spark-submit`` starts: on this host, or on a host of a standalone cluster or of YARN.
+    """Spark whose driver ``spark-submit`` starts: on this host, or on one of a standalone cluster, YARN or Kubernetes.
 
     The Dagster run attends the driver: it reports checkpoints and failures, and *Terminate* reaches the driver. The
     driver outlives the run's process; the resume sensor then launches a run that attends the same driver.
@@ -52,16 +65,23 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         "loads them. They must be installed where the driver runs."
     )
     master: str = Field(
-        default="local[*]", description="Spark master URL: local, local[...], spark://host:port or yarn."
+        default="local[*]",
+        description="Spark master URL: local, local[...], spark://host:port, yarn or k8s://https://host:port. What is "
+        "submitted to Kubernetes is tested, and was not run there.",
     )
     deploy_mode: str = Field(
         default=CLIENT,
         description="'client': the driver is a process on the host of the Dagster run. 'cluster': a Worker of the "
-        "standalone cluster starts the driver, or YARN does.",
+        "standalone cluster starts the driver, or YARN or Kubernetes does.",
     )
     conf: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
     files: list[str] = Field(
         default_factory=list, description="Files, by path or URL, that Spark brings to the driver and the executors."
+    )
+    image: str | None = Field(
+        default=None,
+        description="With k8s://: the image of the driver's pod and of the executors' pods, which has Spark, the "
+        "project and dagster-ckpt.",
     )
     app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
     python: str | None = Field(
@@ -74,7 +94,8 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
     jar: str | None = Field(
         default=None,
         description="With cluster: any jar, which Spark wants for a driver there; the Workers of a standalone cluster "
-        "must be able to read the jar. Default: the path of the spark-launcher jar of spark_home.",
+        "must be able to read the jar; on Kubernetes local:///opt/spark/jars/NAME is a path in the image. Default: the "
+        "spark-launcher jar of spark_home, on Kubernetes that of /opt/spark in the image.",
     )
 
     def command(self, job_name: str, run_id: str, required: Mapping[str, str] | None = None) -> list[str]:
@@ -96,7 +117,7 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         """
         self._check()
         home = self._home()
-        conf = {**_CONF, "spark.pyspark.python": self.python or sys.executable, **self.conf, **(required or {})}
+        conf = {**_CONF, "spark.pyspark.python": self.python or sys.executable, **self._conf(), **(required or {})}
         if self.deploy_mode == CLUSTER:
             conf |= settings_on_cluster(self.master)
         return [
@@ -109,7 +130,7 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
                 for part in ("--conf", f"{key}={value}")
             ),
             *(("--files", ",".join(self.files)) if self.files else ()),
-            *("--class", "org.apache.spark.deploy.PythonRunner", self.jar or _any_jar(home)),
+            *("--class", "org.apache.spark.deploy.PythonRunner", self.jar or self._any_jar(home)),
             *("-m", "", SUBMITTED, self.definitions, job_name, run_id),
         ]
 
@@ -121,16 +142,54 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
     def in_driver(self) -> SparkSessionResource:
         """What the driver uses instead: it joins the Spark that ``spark-submit`` has prepared."""
         return SparkSessionResource(
-            master=self.master, conf=self.conf, app_name=self.app_name, early_jvm=False, class_archive=False
+            master=self.master, conf=self._conf(), app_name=self.app_name, early_jvm=False, class_archive=False
         )
+
+    def _conf(self) -> dict[str, str]:
+        return self.conf if self.image is None else {**self.conf, _IMAGE: self.image}
+
+    @property
+    def _in_pod(self) -> bool:
+        """Whether the driver is in a pod of its own."""
+        return self.master.startswith(KUBERNETES) and self.deploy_mode == CLUSTER
+
+    def _any_jar(self, home: Path) -> str:
+        jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
+        if not jars:
+            raise InvalidConfiguration(
+                f"{home} has no jars/spark-launcher_*.jar, so it is no Spark.",
+                hint="Set spark_home of SparkSubmitResource to the directory of a Spark, or leave it out.",
+            )
+        return f"{_JARS_OF_IMAGE}/{jars[0].name}" if self._in_pod else str(jars[0])
 
     def _check(self) -> None:
         check_master(self.master, self.deploy_mode, self.conf)
+        self._check_image()
         if not all(self.definitions.partition(":")):
             raise InvalidConfiguration(
                 f"definitions={self.definitions!r} is no import path.", hint="Write it as 'package.module:name'."
             )
         self._check_files()
+
+    def _check_image(self) -> None:
+        if not self.master.startswith(KUBERNETES):
+            if self.image is not None:
+                raise InvalidConfiguration(
+                    f"image is for a master on Kubernetes, and the master is {self.master!r}.",
+                    hint="Remove image; on YARN the containers' images are settings of YARN, which "
+                    "spark.yarn.appMasterEnv.* and spark.executorEnv.* pass on.",
+                )
+            return
+        named = self.conf.get(_IMAGE)
+        if self.image is not None and named not in {None, self.image}:
+            raise InvalidConfiguration(
+                f"image is {self.image!r}, and {_IMAGE} of conf is {named!r}.", hint="Remove one of the two."
+            )
+        if self.image is None and named is None and not all(self.conf.get(key) for key in _IMAGES):
+            raise InvalidConfiguration(
+                f"Nothing names the image of the pods, without which {self.master} starts none.",
+                hint="Set image of SparkSubmitResource to an image with Spark, the project and dagster-ckpt.",
+            )
 
     def _check_files(self) -> None:
         named: dict[str, str] = {}
@@ -150,6 +209,13 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
             if mark and self.master != YARN:
                 raise InvalidConfiguration(
                     f"{file!r} of files has a '#', behind which YARN alone reads another name.", hint="Rename the file."
+                )
+            if self._in_pod and _UPLOADS not in self.conf and _is_local(place):
+                raise InvalidConfiguration(
+                    f"{file!r} of files is on this host, and the driver in its pod gets it through a place that both "
+                    "can reach.",
+                    hint=f"Set {_UPLOADS} in conf to such a place, such as s3a://bucket/uploads, or name a file of the "
+                    "image as local:///path.",
                 )
             if name in named:
                 raise InvalidConfiguration(
@@ -181,11 +247,5 @@ def _is_secret(key: str, value: str) -> bool:
     return _SECRET.search(key) is not None or redacted(value) != value
 
 
-def _any_jar(home: Path) -> str:
-    jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
-    if not jars:
-        raise InvalidConfiguration(
-            f"{home} has no jars/spark-launcher_*.jar, so it is no Spark.",
-            hint="Set spark_home of SparkSubmitResource to the directory of a Spark, or leave it out.",
-        )
-    return str(jars[0])
+def _is_local(file: str) -> bool:
+    return "://" not in file or file.startswith("file:")

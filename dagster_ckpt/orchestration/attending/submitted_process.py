@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import default_root, make_working_directory
-from dagster_ckpt.orchestration.attending.masters import CLUSTER, YARN
+from dagster_ckpt.orchestration.attending.masters import CLUSTER, KUBERNETES, YARN
 from dagster_ckpt.shown_text import in_one_line, redacted
 
 __all__ = ["REFUSED", "SubmittedProcess"]
@@ -26,8 +26,26 @@ _NOISE = ("WARNING: Using incubator modules", "Using Spark's default log4j profi
 _STATE = "State of driver"
 #: The id that YARN gives.
 _APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
-#: How Spark says that a cluster asks for a secret which spark-submit does not have.
-_SECRET_ASKED = re.compile(r"\bSasl(Message|Exception)\b")
+#: The pod of the driver.
+_POD = re.compile(r"\bpod name: (\S+)")
+#: How a cluster refuses, and what to do about it.
+_REFUSALS = (
+    (
+        re.compile(r"\bSasl(Message|Exception)\b"),
+        "The cluster asks for a secret: set spark.authenticate to true and spark.authenticate.secret in "
+        "conf/spark-defaults.conf of spark_home, because no secret of conf is on a command line.",
+    ),
+    (
+        re.compile(r"does not have permission to submit|cannot submit applications to queue|AccessControlException"),
+        "YARN does not allow it to this user: set spark.yarn.queue to a queue that the user may use, or have the user "
+        "added to the acl_submit_applications of the queue.",
+    ),
+    (
+        re.compile(r'is forbidden: User "'),
+        "Kubernetes does not allow it to this account: bind the account to a role that may make pods, configmaps and "
+        "services in the namespace.",
+    ),
+)
 _LONGEST = 2_000
 
 
@@ -93,14 +111,14 @@ class SubmittedProcess:
             if master == YARN:
                 yarn = _APPLICATION.search(text)  # which the user's own log4j2.properties may leave out
                 place = f"`yarn logs -applicationId {yarn[0] if yarn else 'ID'}`"
+            elif master.startswith(KUBERNETES):
+                pod = _POD.search(text)
+                place = f"`kubectl logs {pod[1] if pod else 'POD'}`"
             where += f", and {place} what the driver said"
         if missing is not None and not own:
             where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"
-        elif _SECRET_ASKED.search(told):
-            where = (
-                "The cluster asks for a secret: set spark.authenticate to true and spark.authenticate.secret in "
-                f"conf/spark-defaults.conf of spark_home, because no secret of conf is on a command line. {where}"
-            )
+        elif refused := [words for said_so, words in _REFUSALS if said_so.search(told)]:
+            where = f"{refused[0]} {where}"
         elif deploy_mode == CLUSTER and not own:
             where += (
                 "; a driver that ends at once there most often has a Python without dagster-ckpt, without the "

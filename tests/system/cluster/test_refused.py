@@ -98,6 +98,22 @@ def test_a_master_of_another_release(job: StoredJob, tmp_path: Path, deploy_mode
     assert not job.root.exists(), "nothing is on record"
 
 
+def test_a_worker_of_another_release(job: StoredJob, tmp_path: Path) -> None:
+    """A Master takes it as any other, and would give it the driver."""
+    python = Path(spark_environment("4.2"))
+    (home,) = python.parents[1].glob("lib/python*/site-packages/pyspark")
+    with standalone_cluster(tmp_path / "cluster", of_workers=home) as cluster:
+        error = refused(job, cluster)
+        assert given(cluster) == 0
+    assert isinstance(error, SparkNotStarted)
+    assert re.fullmatch(
+        rf"The Worker at http://127\.0\.0\.1:\d+ of the Spark master at {cluster.master} has Spark 4\.2\.\d+, and the "
+        rf"driver is submitted with {version('pyspark')}\. No driver was started\.",
+        error.message,
+    )
+    assert not job.root.exists(), "nothing is on record"
+
+
 def given(cluster: Cluster) -> int:
     """How many drivers and applications the Master was given."""
     port = cluster.conf["spark.master.ui.port"]

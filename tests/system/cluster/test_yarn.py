@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt import SparkSubmitResource
 from dagster_ckpt.errors import SparkNotStarted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset
-from tests.servers.yarn_cluster import MiniYarn, yarn_cluster
+from tests.servers.yarn_cluster import CLOSED_QUEUE, MiniYarn, yarn_cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -26,6 +26,12 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniYarn]:
     ("conf", "message", "hint"),
     [
         pytest.param({"spark.yarn.queue": "nobodys"}, "to unknown queue: nobodys", "`yarn logs ", id="queue"),
+        pytest.param(
+            {"spark.yarn.queue": CLOSED_QUEUE},
+            "does not have permission to submit application_",
+            "acl_submit_applications",
+            id="no permission",
+        ),
         pytest.param(
             {"spark.driver.memory": "3g"},
             "above the max threshold (2048 MB) of this cluster",

@@ -50,6 +50,8 @@ from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.servers.ports import free_port
 
 DEFINITIONS = "some_project.definitions:defs"
+KUBERNETES = {"master": "k8s://https://host:443"}
+IMAGE = "spark.kubernetes.container.image"
 
 
 @pytest.fixture
@@ -86,8 +88,11 @@ def materialize(
     return raised.value
 
 
-def submit(tmp_path: Path, script: str = "sys.exit(1)", *, master: str = "local[*]") -> SparkSubmitResource:
-    return SparkSubmitResource(definitions=DEFINITIONS, spark_home=spark_home(tmp_path, script), master=master)
+def submit(
+    tmp_path: Path, script: str = "sys.exit(1)", *, master: str = "local[*]", image: str | None = None
+) -> SparkSubmitResource:
+    home = spark_home(tmp_path, script)
+    return SparkSubmitResource(definitions=DEFINITIONS, spark_home=home, master=master, image=image)
 
 
 def test_a_driver_that_ends_before_its_claim_fails_the_run_by_its_own_word(job: StoredJob, tmp_path: Path) -> None:
@@ -231,6 +236,59 @@ def test_a_driver_on_a_standalone_cluster_is_started_once(tmp_path: Path) -> Non
     assert "spark.driver.supervise=false" in spark.command("orders", "run"), "else spark-defaults.conf decides"
 
 
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+def test_a_driver_on_kubernetes_is_of_the_image(tmp_path: Path, deploy_mode: str) -> None:
+    spark = submit(tmp_path).model_copy(update={**KUBERNETES, "image": "shop:1", "deploy_mode": deploy_mode})
+    told = spark.command("orders", "run")
+    assert f"{IMAGE}=shop:1" in told
+    assert spark.in_driver().conf[IMAGE] == "shop:1", "the executors of a drill, too"
+    in_pod = deploy_mode == "cluster"
+    assert ("spark.kubernetes.submission.waitAppCompletion=true" in told) == in_pod, "spark-submit tells of the end"
+    jar = told[told.index("--class") + 2]
+    assert jar.removesuffix("/spark-launcher_2.13-4.3.0.jar") == (
+        "local:///opt/spark/jars" if in_pod else f"{spark.spark_home}/jars"
+    )
+
+
+def test_the_images_may_be_named_by_conf(tmp_path: Path) -> None:
+    kinds = {f"spark.kubernetes.{kind}.container.image": "shop:1" for kind in ("driver", "executor")}
+    for conf in ({IMAGE: "shop:1"}, kinds):
+        told = submit(tmp_path / str(len(conf))).model_copy(update={**KUBERNETES, "conf": conf})
+        assert {f"{key}={value}" for key, value in conf.items()} <= set(told.command("orders", "run"))
+
+
+def test_files_of_a_driver_in_a_pod_lie_where_the_pod_reaches_them(tmp_path: Path) -> None:
+    conf = {"spark.kubernetes.file.upload.path": "s3a://shop/uploads"}
+    in_pod = {**KUBERNETES, "image": "shop:1", "deploy_mode": "cluster"}
+    spark = submit(tmp_path).model_copy(update={**in_pod, "files": ["/a/b.csv"], "conf": conf})
+    assert "/a/b.csv" in spark.command("orders", "run")
+    spark = spark.model_copy(update={"files": ["local:///opt/b.csv", "s3a://shop/c.csv"], "conf": {}})
+    assert "local:///opt/b.csv,s3a://shop/c.csv" in spark.command("orders", "run")
+
+
+@pytest.mark.parametrize("scheme", ["https://", "http://", ""])
+def test_a_kubernetes_that_is_not_there_is_named_and_nothing_is_started(
+    job: StoredJob, tmp_path: Path, scheme: str
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        master = f"k8s://{scheme}127.0.0.1:{unused.getsockname()[1]}"
+    error = materialize(
+        job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')", master=master, image="shop:1")
+    )
+    assert error.message.startswith(f"No Kubernetes API server answers at {master} (127.0.0.1:")
+    assert "kubectl cluster-info" in error.hint
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(("url", "port"), [("https://kube", 443), ("http://kube", 80), ("kube", 443)])
+def test_a_kubernetes_has_the_ports_of_its_scheme(url: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = create_autospec(socket.create_connection)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    find_master(f"k8s://{url}", {})
+    assert connect.call_args.args[0] == ("kube", port)
+
+
 def test_the_id_that_yarn_gave_is_left_open_where_spark_submit_does_not_tell_it(tmp_path: Path) -> None:
     process = SubmittedProcess([spark_home(tmp_path, "") + "/bin/spark-submit"], {}, "log")
     process._process.wait()
@@ -277,7 +335,17 @@ def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"master": "k8s://https://host:443"}, "SparkSubmitResource has not been run with master 'k8s://"),
+        (
+            {"master": "mesos://host:5050"},
+            "Spark knows no master 'mesos://host:5050', or SparkSubmitResource does not.",
+        ),
+        (KUBERNETES, "Nothing names the image of the pods, without which k8s://https://host:443 starts none."),
+        ({**KUBERNETES, "image": "a:1", "conf": {IMAGE: "a:2"}}, f"image is 'a:1', and {IMAGE} of conf is 'a:2'."),
+        ({"image": "a:1", "master": "yarn"}, "image is for a master on Kubernetes, and the master is 'yarn'."),
+        (
+            {**KUBERNETES, "deploy_mode": "cluster", "image": "a:1", "files": ["/a/rates.csv"]},
+            "'/a/rates.csv' of files is on this host, and the driver in its pod gets it through a place that both",
+        ),
         ({"deploy_mode": "cluster"}, "deploy_mode='cluster' needs a cluster, and the master is 'local[*]'."),
         ({"deploy_mode": "remote"}, "deploy_mode is 'remote', and Spark knows client and cluster."),
         ({"definitions": "defs"}, "definitions='defs' is no import path."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import SparkNotStarted
-from dagster_ckpt.orchestration.attending.master_release import check_release
+from dagster_ckpt.orchestration.attending.cluster_release import check_release
 from tests.servers.ports import free_port
 
 MASTER = "spark://127.0.0.1:7077"
@@ -28,14 +29,14 @@ def home(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def page(content: str) -> Iterator[dict[str, str]]:
-    """A web page, and the conf of a driver that finds it."""
+def page(content: str, workers: str = "") -> Iterator[dict[str, str]]:
+    """A web page, what it tells of its Workers as JSON, and the conf of a driver that finds it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(content.encode())
+            self.wfile.write((workers if self.path == "/json/" else content).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -106,3 +107,49 @@ def test_other_cluster_managers_are_not_asked(home: Path, master: str) -> None:
 def test_a_spark_without_the_jar_is_not_compared(tmp_path: Path) -> None:
     with page(PAGE.format(release="4.2.1", port=7077)) as conf:
         assert check_release(MASTER, conf, tmp_path) is None
+
+
+#: The head of the page of a Worker.
+OF_WORKER = PAGE.replace("Spark Master at spark://host:{port}", "Spark Worker at 127.0.0.1:{port}")
+
+
+@contextmanager
+def with_worker(release: str, state: str = "ALIVE") -> Iterator[dict[str, str]]:
+    """The page of a master of this release, with one Worker; and the conf of a driver that finds it."""
+    with page(OF_WORKER.format(release=release, port=1)) as of_worker:
+        url = f"http://127.0.0.1:{of_worker['spark.master.ui.port']}"
+        workers = json.dumps({"workers": [{"state": state, "webuiaddress": url}]})
+        with page(PAGE.format(release="4.3.0", port=7077), workers) as conf:
+            yield conf
+
+
+def test_a_worker_of_the_same_release_is_fine(home: Path) -> None:
+    with with_worker("4.3.0") as conf:
+        assert check_release(MASTER, conf, home) is None
+
+
+def test_a_worker_of_another_release_is_named(home: Path) -> None:
+    with with_worker("4.2.1") as conf, pytest.raises(SparkNotStarted) as raised:
+        check_release(MASTER, conf, home)
+    assert raised.value.message.startswith("The Worker at http://127.0.0.1:")
+    assert "of the Spark master at spark://127.0.0.1:7077 has Spark 4.2.1, and" in raised.value.message
+    assert raised.value.message.endswith("the driver is submitted with 4.3.0. No driver was started.")
+
+
+def test_a_worker_that_is_lost_does_not_count(home: Path) -> None:
+    with with_worker("4.2.1", state="DEAD") as conf:
+        assert check_release(MASTER, conf, home) is None
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        "[]",
+        '{"workers": 3}',
+        '{"workers": [{"state": "ALIVE"}]}',
+        '{"workers": [{"state": "ALIVE", "webuiaddress": "file:///etc/passwd"}]}',
+    ],
+)
+def test_what_a_master_tells_otherwise_of_its_workers_is_left_out(home: Path, workers: str) -> None:
+    with page(PAGE.format(release="4.3.0", port=7077), workers) as conf:
+        assert check_release(MASTER, conf, home) is None
