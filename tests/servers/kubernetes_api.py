@@ -78,7 +78,8 @@ class _Call(BaseHTTPRequestHandler):
             status, reason = self.server.refuses
             self._answer(status, {"kind": "Status", "status": "Failure", "code": status, "message": reason})
             return
-        body["metadata"] |= {"uid": str(uuid.uuid4()), "resourceVersion": "1"}
+        namespace = urlsplit(self.path).path.split("/")[4]
+        body["metadata"] |= {"uid": str(uuid.uuid4()), "resourceVersion": "1", "namespace": namespace}
         self.server.made.append(body)
         self._answer(201, body)
 
