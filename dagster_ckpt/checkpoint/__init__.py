@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         fallback_of,
         find_newest,
         for_retention,
+        is_job,
+        job_directories,
         job_names,
         line_of_descent,
         materialize_checkpoint,
@@ -98,7 +100,7 @@ if TYPE_CHECKING:
         Topic,
         layout,
     )
-    from dagster_ckpt.checkpoint.job_states import JobState, job_state
+    from dagster_ckpt.checkpoint.job_states import JobState, job_state, states_of_jobs
     from dagster_ckpt.checkpoint.lease import Lease
     from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
     from dagster_ckpt.checkpoint.seen import unchanged_for
@@ -224,7 +226,9 @@ __all__ = [
     "free_job",
     "in_order",
     "is_broken",
+    "is_job",
     "is_unfinished",
+    "job_directories",
     "job_names",
     "job_state",
     "kept_savepoint",
@@ -246,6 +250,7 @@ __all__ = [
     "savepoint_storage",
     "so_far",
     "spot_check",
+    "states_of_jobs",
     "sweep_job",
     "sweep_start",
     "symptom",

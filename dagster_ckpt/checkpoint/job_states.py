@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
-from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
-from dagster_ckpt.checkpoint.format import CHANGED, CheckpointMetadata, checkpoint_id
+from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat, JobRecords
+from dagster_ckpt.checkpoint.format import CHANGED, CONTROL_DIR, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.checkpoint.one_look import OneLook
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.errors import CheckpointError, StorageError
+from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["JobState", "job_state"]
+__all__ = ["JobState", "job_state", "states_of_jobs"]
 
 _FAILED = "FAILED"
 _RUNNING = "RUNNING"
 _UNREADABLE = "UNREADABLE"
+#: Jobs whose checkpoints are read side by side.
+_AT_ONCE = 64
+_WELL = frozenset({_RUNNING, "FINISHED", "CANCELED"})
 _TO_BE_RESUMED = frozenset({"DEAD", "INTERRUPTED", "RESTARTING"})
 
 
@@ -89,6 +95,55 @@ def job_state(catalog: CheckpointCatalog, clock: Clock) -> JobState:
     found = _looked(CheckpointCatalog(glance, catalog.job_name), clock)
     # The job may have replaced its newest checkpoint during the look; without one, whoever searches looks twice.
     return _looked(catalog, clock) if found.newest is None else found
+
+
+def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -> list[JobState | None]:
+    """How each of many jobs is doing; ``None`` for a directory without the records of a job.
+
+    The records that every look needs are asked for at once, for all jobs. A job that does not look well, or changes
+    meanwhile, is looked at once more, by itself.
+
+    Args:
+        filesystem: of all of them.
+        names: of the jobs, or of any directories.
+        clock: of this host.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    glances = {name: OneLook(filesystem, name) for name in names}
+    _ask_together(filesystem, glances)
+
+    def of(name: str) -> JobState | None:
+        glance = CheckpointCatalog(glances[name], name)
+        if not glances[name].list(f"{name}/{CONTROL_DIR}"):
+            return None
+        found = _looked(glance, clock)
+        is_well = found.newest is not None and found.state in _WELL
+        return found if is_well else job_state(CheckpointCatalog(filesystem, name), clock)
+
+    with ThreadPoolExecutor(_AT_ONCE, "dagster-ckpt-state") as threads:
+        return list(threads.map(of, names))
+
+
+def _ask_together(filesystem: FileSystem, glances: Mapping[str, OneLook]) -> None:
+    """Ask for the listings of all jobs, and then for the heartbeats and for the newest records that are listed."""
+    directories = [(name, f"{name}/{CONTROL_DIR}{below}") for name in glances for below in ("", "/epochs")]
+    for (name, path), entries in zip(directories, filesystem.list_many([path for _, path in directories]), strict=True):
+        glances[name].know(listed={path: entries})
+    files = [(name, path) for name, glance in glances.items() for path in _newest_records(glance, name)]
+    for (name, path), data in zip(files, filesystem.read_many([path for _, path in files]), strict=True):
+        glances[name].know(read={path: data})
+
+
+def _newest_records(glance: OneLook, name: str) -> Iterator[str]:
+    """The paths of the heartbeat and of what the newest epoch has."""
+    epochs = JobRecords(glance, name).epochs
+    if names := epochs.names():
+        yield f"{name}/{CONTROL_DIR}/heartbeat"
+        newest = max(names)
+        for kind in names[newest] - {"settled"}:
+            yield epochs.claim_path(newest) + ("" if kind == "claim" else f".{kind}")
 
 
 def _looked(catalog: CheckpointCatalog, clock: Clock) -> JobState:

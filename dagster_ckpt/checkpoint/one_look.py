@@ -31,6 +31,13 @@ class OneLook(FileSystem):
         self.is_durable, self.is_distant = storage.is_durable, storage.is_distant
         self.concurrency = storage.concurrency
 
+    def know(
+        self, *, listed: Mapping[str, Sequence[Entry]] | None = None, read: Mapping[str, bytes | None] | None = None
+    ) -> None:
+        """Take what somebody else has asked the storage for: directories and what they have, files and their bytes."""
+        self._listed |= listed or {}
+        self._read |= read or {}
+
     @property
     def url(self) -> str:
         """That of the storage."""

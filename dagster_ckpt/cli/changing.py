@@ -13,13 +13,12 @@ from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     End,
     JobRecords,
-    job_names,
     layout,
     pin_checkpoint,
     sweep_job,
     unpin_checkpoint,
 )
-from dagster_ckpt.cli.places import DURATION, JSON, find_checkpoint, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import LATEST, format_duration
@@ -176,10 +175,8 @@ def sweep(
     never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
     """
     filesystem = storage_at(path)
-    known = job_names(filesystem)
-    require_job(job, known, filesystem)
     swept, refused = [], []
-    for name in [job] if job else known:
+    for name in asked_jobs(job, filesystem):
         try:
             swept.append(
                 sweep_job(
@@ -199,7 +196,7 @@ def sweep(
     if as_json:
         say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])
         return
-    if not known:
+    if not swept and not refused and job is None:
         say(f"There is no job in {filesystem.url}. Is --path the checkpoint path?")
     for item in swept:
         for line in item.lines(dry_run=dry_run):

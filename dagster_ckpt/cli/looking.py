@@ -15,16 +15,16 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     find_newest,
     for_retention,
-    job_names,
+    is_job,
     reclaimable_bytes,
     verify_checkpoint,
 )
 from dagster_ckpt.cli.places import (
     DURATION,
     JSON,
+    asked_jobs,
     find_checkpoint,
     nothing_there,
-    require_job,
     storage_at,
     storage_path,
 )
@@ -52,9 +52,7 @@ _STORAGE_FAILED = 8
 def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     """List the completed checkpoints of JOB, or of every job, each job's newest last."""
     filesystem = storage_at(path)
-    known = job_names(filesystem)
-    require_job(job, known, filesystem)
-    jobs = known if job is None else [job]
+    jobs = asked_jobs(job, filesystem)
     rows = []
     for name in jobs:
         catalog = CheckpointCatalog(filesystem, name)
@@ -84,7 +82,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     if as_json:
         say_json(rows)
         return
-    if not known:
+    if not jobs:
         say(f"There is no job in {filesystem.url} yet. Is --path the checkpoint path?")
         return
     if not rows:
@@ -196,7 +194,7 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             found += completed
             errors += broken
     if not found and not errors:
-        if as_json and job in job_names(catalog.filesystem):
+        if as_json and is_job(catalog.filesystem, job):
             say_json([])
         raise nothing_there(catalog, "no checkpoint is complete")
     if not as_json:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, job_names
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, is_job, job_names
 from dagster_ckpt.config import LATEST, format_duration, parse_duration
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
@@ -23,6 +23,7 @@ __all__ = [
     "JSON",
     "START_SOURCES",
     "OpenedStorage",
+    "asked_jobs",
     "connection_options",
     "find_checkpoint",
     "job_arguments",
@@ -81,7 +82,7 @@ def _tells_jobs(command: _Command) -> _Command:
 
 def _tell_jobs(error: CheckpointError, job: str, filesystem: FileSystem) -> None:
     try:
-        require_job(job, job_names(filesystem), filesystem)
+        require_job(job, filesystem)
     except StorageError:
         return  # the error at hand says more
     except CheckpointNotFound as unknown:
@@ -257,13 +258,26 @@ def job_arguments(
     return {"storage": place, "spark": spark or None, "name": name, "op_config": op_config}
 
 
-def require_job(job: str | None, known: Sequence[str], filesystem: FileSystem) -> None:
-    """Make sure that a job which an argument names is one of the jobs in a storage.
+def asked_jobs(job: str | None, filesystem: FileSystem) -> list[str]:
+    """The job that an argument names, or all jobs in a storage if it names none.
+
+    Raises:
+        CheckpointNotFound: no such job; the hint names the jobs there.
+    """
+    if job is None:
+        return job_names(filesystem)
+    require_job(job, filesystem)
+    return [job]
+
+
+def require_job(job: str, filesystem: FileSystem) -> None:
+    """Make sure that a job is in a storage, without a look at the others.
 
     Raises:
         CheckpointNotFound: it is not; the hint names the jobs there.
     """
-    if job is not None and job not in known:
+    if not is_job(filesystem, job):
+        known = job_names(filesystem)
         raise CheckpointNotFound(
             f"There is no job {job!r} in {filesystem.url}.",
             hint=f"The jobs there: {', '.join(known) or 'none'}. See `dagster-ckpt status --path {filesystem.url}`.",

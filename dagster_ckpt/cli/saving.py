@@ -19,12 +19,11 @@ from dagster_ckpt.checkpoint import (
     dispose_broken,
     dispose_savepoint,
     is_broken,
-    job_names,
     layout,
     request_next_step,
     take_savepoint,
 )
-from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_option, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
@@ -183,14 +182,13 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
     answer. Of what was copied of a job that did not run, only what has a name is recorded.
     """
     filesystem = storage_at(path)
-    known = job_names(filesystem)
-    require_job(job, known, filesystem)
-    rows = [row for name in ([job] if job else known) for row in _savepoints(CheckpointCatalog(filesystem, name))]
+    jobs = asked_jobs(job, filesystem)
+    rows = [row for name in jobs for row in _savepoints(CheckpointCatalog(filesystem, name))]
     if as_json:
         say_json(rows)
         return
     if not rows:
-        of = f" of {', '.join([job] if job else known)}" if known else f" in {filesystem.url}"
+        of = f" of {', '.join(jobs)}" if jobs else f" in {filesystem.url}"
         say(f"No savepoint{of} is on record, and none is asked for.")
         return
     say_table(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, job_names
+from dagster_ckpt.checkpoint import CheckpointCatalog, is_job
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import progress, say, say_json, warn
@@ -81,7 +81,7 @@ def stored_verdict(catalog: CheckpointCatalog, request: RestoreRequest, *, termi
     except StorageError:
         raise
     except CheckpointError as error:
-        if isinstance(error, CheckpointNotFound) and catalog.job_name not in job_names(catalog.filesystem):
+        if isinstance(error, CheckpointNotFound) and not is_job(catalog.filesystem, catalog.job_name):
             raise  # a job that is not there has no verdict
         return Preflight(request.restore_from, (Finding.of_error("checkpoint", error),))
     for item in found.findings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,12 +14,11 @@ import click
 
 from dagster_ckpt.checkpoint import (
     WALL,
-    CheckpointCatalog,
     CheckpointMetadata,
     JobRecords,
     JobState,
-    job_names,
-    job_state,
+    job_directories,
+    states_of_jobs,
 )
 from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
@@ -30,8 +28,6 @@ from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["starts", "status"]
 
-#: Jobs looked at side by side: most of the time is spent waiting for the storage.
-_AT_ONCE = 64
 #: Seconds between two looks, at least.
 _SHORTEST = 0.1
 _HOUR = 3600.0
@@ -79,11 +75,10 @@ def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -
 
 def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
     """Print how the jobs are doing; whether one of them needs help."""
-    clock, known = SystemClock(), job_names(filesystem)
-    require_job(job, known, filesystem)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        names = known if job is None else [job]
-        states = list(threads.map(lambda name: job_state(CheckpointCatalog(filesystem, name), clock), names))
+    clock, names = SystemClock(), job_directories(filesystem) if job is None else [job]
+    states = [found for found in states_of_jobs(filesystem, names, clock) if found is not None]
+    if job is not None and not states:
+        require_job(job, filesystem)
     rows = [_row(found, clock.time()) for found in states]
     if as_json:
         say_json(rows)
@@ -131,7 +126,7 @@ def starts(job: str, path: str, last: int, as_json: bool) -> None:
     be less than the sum. A star marks a figure that depends on wall clocks.
     """
     filesystem = storage_at(path)
-    require_job(job, job_names(filesystem), filesystem)
+    require_job(job, filesystem)
     found = JobRecords(filesystem, job).starts.newest(last)
     if as_json:
         say_json([{**asdict(trace), "seconds": round(trace.seconds, 3)} for trace in found])

@@ -195,6 +195,10 @@ class FileSystem(ABC):
             listed = now
         return {name: found.get(name) for name in listed}
 
+    def list_many(self, paths: Sequence[str]) -> Sequence[Sequence[Entry]]:
+        """The names in each of many directories, as :meth:`list`."""
+        return [found or () for found in self._ask_many(self.list, paths)]
+
     def size_many(self, paths: Sequence[str]) -> Sequence[int | None]:
         """The size in bytes of each of many files, ``None`` for a missing file."""
         return self._ask_many(self.size, paths)

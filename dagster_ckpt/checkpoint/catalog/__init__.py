@@ -10,6 +10,8 @@ from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_new
 from dagster_ckpt.checkpoint.catalog.pointers import (
     SAVEPOINT_POINTER,
     CompletedCheckpointStorageLocation,
+    is_job,
+    job_directories,
     job_names,
     new_savepoint_directory,
     resolve_checkpoint_pointer,
@@ -34,6 +36,8 @@ __all__ = [
     "for_retention",
     "give_name",
     "gone_with_name",
+    "is_job",
+    "job_directories",
     "job_names",
     "line_of_descent",
     "materialize_checkpoint",

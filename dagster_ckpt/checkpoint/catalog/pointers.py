@@ -23,6 +23,8 @@ from dagster_ckpt.paths import local_path, refuse_former_meaning, split_location
 __all__ = [
     "SAVEPOINT_POINTER",
     "CompletedCheckpointStorageLocation",
+    "is_job",
+    "job_directories",
     "job_names",
     "new_savepoint_directory",
     "resolve_checkpoint_pointer",
@@ -33,6 +35,8 @@ __all__ = [
 #: Before the name of a savepoint, wherever a checkpoint or savepoint is named: ``savepoint:before-upgrade``.
 SAVEPOINT_POINTER = "savepoint:"
 _ATTEMPTS = 10
+#: What a directory of a job has.
+_HAS_RECORDS = Entry(CONTROL_DIR, is_directory=True)
 _NAME_ANOTHER = "Name the directory of a checkpoint or savepoint, or its _metadata."
 
 
@@ -72,15 +76,20 @@ class CompletedCheckpointStorageLocation:
         return CheckpointMetadata.decode(data, self.metadata_file)
 
 
+def job_directories(filesystem: FileSystem) -> list[str]:
+    """The directories that may be of jobs: others may keep their own directories beside them."""
+    return sorted(entry.name for entry in filesystem.list("") if entry.is_directory and is_job_name(entry.name))
+
+
 def job_names(filesystem: FileSystem) -> list[str]:
-    """The directories of jobs; others may keep their own directories beside them."""
-    return sorted(
-        entry.name
-        for entry in filesystem.list("")
-        if entry.is_directory
-        and is_job_name(entry.name)
-        and Entry(CONTROL_DIR, is_directory=True) in filesystem.list(entry.name)
-    )
+    """The directories of jobs."""
+    names = job_directories(filesystem)
+    return [name for name, inside in zip(names, filesystem.list_many(names), strict=True) if _HAS_RECORDS in inside]
+
+
+def is_job(filesystem: FileSystem, name: str) -> bool:
+    """Whether a job has this name: one request, where :func:`job_names` takes one for each job."""
+    return is_job_name(name) and _HAS_RECORDS in filesystem.list(name)
 
 
 def savepoint_storage(asked: str | None, default: str | None, *, like: FileSystem) -> FileSystem:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import click
 
-from dagster_ckpt.checkpoint import job_names
 from dagster_ckpt.cli.places import JSON, OpenedStorage, pairs, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.cli.proof.state import QUIET
@@ -44,7 +43,7 @@ def compare(
     """
     storage, beside = storage_at(path), storage_at(green_path or path)
     for job, filesystem in ((blue, storage), (green, beside)):
-        require_job(job, job_names(filesystem), filesystem)
+        require_job(job, filesystem)
     find_common(OpenedStorage(storage), blue, green, OpenedStorage(beside))  # before Spark is started
     spark = start_session("dagster-ckpt compare", "local[*]", {**QUIET, **conf}, class_archive=True)
     spark.sparkContext.setLogLevel("OFF")

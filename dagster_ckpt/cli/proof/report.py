@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, job_names
+from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.clock import SystemClock
@@ -36,7 +36,7 @@ def report(job: str, path: str, to: Path | None, as_json: bool) -> None:
     if to is None and not as_json:
         raise click.UsageError("Give --to FILE for a page, or --json.")
     filesystem = storage_at(path)
-    require_job(job, job_names(filesystem), filesystem)
+    require_job(job, filesystem)
     history = read_history(CheckpointCatalog(filesystem, job), SystemClock())
     if to is not None:
         _replace(to, html_page(history))

@@ -183,6 +183,10 @@ class ObjectFileSystem(FileSystem):
                 found = self._await(lambda client: client._ls(directory, detail=True))  # noqa: SLF001
         except FileNotFoundError:
             return []
+        return self._entries(directory, found)
+
+    @staticmethod
+    def _entries(directory: str, found: Iterable[dict[str, Any]]) -> Sequence[Entry]:
         inside = f"{directory}/"
         entries = ((item["name"].rstrip("/"), item["type"] == "directory") for item in found)
         # An object with the directory's own name is not in the directory.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,12 +17,14 @@ from fsspec.asyn import AsyncFileSystem
 from dagster_ckpt.errors import InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
-from dagster_ckpt.filesystem.values import Part
+from dagster_ckpt.filesystem.values import Entry, Part
 from dagster_ckpt.shown_text import first_line
 
 __all__ = ["Found", "Reason", "VersionedBucket", "VersionedClient", "byte_range", "check_options"]
 
 _Result = TypeVar("_Result")
+#: Small requests that are under way at once.
+_TOGETHER = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,46 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
             FileExistsError: the target exists.
             FileNotFoundError: the source is gone, or is not the pinned object.
         """
+
+    def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        found = self._asked_together(lambda client, target: client._cat_file(target), map(self._object, paths))  # noqa: SLF001
+        return [
+            self.read_if_there(path) if isinstance(data, Exception) else data if data is None else bytes(data)
+            for path, data in zip(paths, found, strict=True)
+        ]
+
+    def list_many(self, paths: Sequence[str]) -> Sequence[Sequence[Entry]]:
+        directories = list(map(self._object, paths))
+        found = self._asked_together(lambda client, target: client._ls(target, detail=True), directories)  # noqa: SLF001
+        return [
+            self.list(path) if isinstance(items, Exception) else self._entries(directory, items or ())
+            for path, directory, items in zip(paths, directories, found, strict=True)
+        ]
+
+    def _asked_together(
+        self, ask: Callable[[AsyncFileSystem, str], Awaitable[Any]], targets: Iterable[str]
+    ) -> Sequence[Any | Exception | None]:
+        """The answers about many objects, ``None`` for a missing one.
+
+        All of them are asked for on the client's own thread: a thread for each would take twice the processor time. An
+        error is returned, for the caller to ask once more, by itself, and to explain.
+        """
+
+        async def asked(client: AsyncFileSystem) -> Sequence[Any | Exception | None]:
+            gate = asyncio.Semaphore(_TOGETHER)
+
+            async def one(target: str) -> Any | Exception | None:
+                async with gate:
+                    try:
+                        return await ask(client, target)
+                    except FileNotFoundError:
+                        return None
+                    except Exception as error:
+                        return error
+
+            return await asyncio.gather(*map(one, targets))
+
+        return self._await(asked)
 
     @property
     def storage_options(self) -> Mapping[str, Any]:

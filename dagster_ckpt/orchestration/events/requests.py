@@ -24,8 +24,9 @@ _log = logging.getLogger(__name__)
 
 #: States that a request never leaves.
 _FINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.ABANDONED})
-#: Seconds between two looks beside a driver that tells nothing itself; in a bucket, where a look is a listing.
-_LOOK, _SELDOM = 1.0, 300.0
+#: Seconds between two looks beside a driver that tells nothing itself; in a bucket, between two looks at the bell. A
+#: look at a bucket is four listings, so it follows the bell, and comes seldom besides.
+_LOOK, _LOOK_AT_BELL, _SELDOM = 1.0, 300.0, 3600.0
 #: A living driver takes a request up within so many seconds.
 _SOON = 3.0
 
@@ -61,7 +62,9 @@ class RequestEvents:
         self._clock = clock
         self._looked_at = float("-inf")
         self._taken: set[str] = set()
-        self._every = _SELDOM if catalog.filesystem.is_distant else _LOOK
+        self._every = _LOOK_AT_BELL if catalog.filesystem.is_distant else _LOOK
+        #: The bell at the last look, when that was, and whether a request was open then.
+        self._last: tuple[bytes | None, float, bool] = (None, float("-inf"), True)
 
     def changed(self, request: SavepointRequest, state: RequestState, reason: str, next_step: str) -> None:
         """Tell that a request is in another state now."""
@@ -77,10 +80,20 @@ class RequestEvents:
 
     def tick(self) -> None:
         """Look beside a driver of its own, which tells Dagster nothing, once it is time."""
-        if self._clock.monotonic() - self._looked_at >= self._every:
-            self._looked_at = self._clock.monotonic()
-            self.look()
+        now = self._clock.monotonic()
+        if now - self._looked_at < self._every:
+            return
+        self._looked_at = now
+        rung, looked_at, is_open = self._last
+        try:
+            bell = self._records.savepoint_requests.bell()
+        except Exception as error:  # the next look tells
+            _log.warning("Whether somebody asks for a savepoint cannot be read now: %s", error)
+            return
+        if bell is None or bell != rung or is_open or now - looked_at >= _SELDOM:
+            is_open = self.look()
             self._tell_taken()
+            self._last = (bell, now, is_open or bell != rung)  # a request may be answered and gone between two looks
 
     def _tell_taken(self) -> None:
         """Tell of the savepoints that the driver of the newest epoch has taken; their requests may be gone already."""
@@ -95,8 +108,8 @@ class RequestEvents:
         except Exception as error:  # the next look tells
             _log.warning("The savepoints of the driver cannot be told now: %s", error)
 
-    def look(self, waits_for: str = "") -> None:
-        """Tell what the records say of each request.
+    def look(self, waits_for: str = "") -> bool:
+        """Tell what the records say of each request, and whether one of them is not answered yet.
 
         Args:
             waits_for: why no run can take a request up now; empty while a run is alive.
@@ -105,7 +118,7 @@ class RequestEvents:
             found, epoch = self._records.savepoint_requests.unread(), self._records.epochs.highest()
         except Exception as error:  # the next look tells
             _log.warning("The requests for savepoints cannot be read now: %s", error)
-            return
+            return True
         now = self._clock.time()
         for asked in found:
             if not waits_for and asked.answer is None and now - asked.request.asked_at < _SOON:
@@ -120,6 +133,7 @@ class RequestEvents:
                 reason = waits_for
             hint = "" if answer is None else answer.hint
             self.changed(asked.request, state, reason, request_next_step(asked.request, state, hint))
+        return any(asked.answer is None for asked in found)
 
 
 def _request_observation(

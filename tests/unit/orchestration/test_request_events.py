@@ -11,15 +11,19 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     RequestState,
     SavepointRequest,
     TakenSavepoint,
 )
-from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.orchestration.events import RequestEvents
 from dagster_ckpt.orchestration.sensors.job_watch import JobWatch
+from dagster_ckpt.testing import FaultInjectingFileSystem
+from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 _SAVEPOINTS, _CHECKPOINTS = dg.AssetKey("orders_savepoints"), dg.AssetKey("orders_checkpoints")
@@ -125,3 +129,39 @@ def test_a_savepoint_of_a_driver_of_its_own_is_told_though_its_request_is_gone(a
     assert record.asset_observation is not None
     assert record.asset_observation.metadata["pointer"].value == taken.reference
     assert taken.reference in str(record.asset_observation.metadata["next_step"].value)
+
+
+def test_in_a_bucket_the_requests_are_listed_when_somebody_has_rung_until_they_are_answered() -> None:
+    """Beside a driver of its own, which tells Dagster nothing itself: a listing costs as much as a dozen reads."""
+    storage, clock = FaultInjectingFileSystem(MemoryFileSystem()), ManualClock()
+    storage.is_distant = True
+    catalog = CheckpointCatalog(storage, "orders")
+    requests = catalog.records.savepoint_requests
+    claim = catalog.records.epochs.claim(
+        token="t", series=None, run_id=run_id(), host="elsewhere", pid=1, now=iso(clock.time())
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        report = instance.report_runless_asset_event
+        events = RequestEvents(instance, report, _SAVEPOINTS, _CHECKPOINTS, catalog, clock)
+
+        def listings(seconds: int) -> int:
+            before = len(storage.operations)
+            for _ in range(seconds):
+                clock.advance(1)
+                events.tick()
+            asked = [f"{item.name} {item.path}" for item in storage.operations[before:]]
+            return asked.count("list orders/control/requests")
+
+        assert listings(1) == 1, "it looks at first"
+        assert listings(3000) <= 1, "and when a request was answered meanwhile; then nobody has rung"
+        request = SavepointRequest("a" * 32, None, False, clock.time(), clock.time() + 9000)
+        requests.ask(request)
+        assert listings(1200) == 4, "until the request is answered"
+        requests.begin(claim.epoch, request, 1.0)
+        requests.answer(claim.epoch, request, Answer(1.0, error="The disk is full.", hint="Free some."))
+        assert listings(300) == 1
+        assert listings(3000) <= 1
+        assert listings(3600) >= 1, "seldom besides: whoever has asked may have died before it rang"
+        found = instance.fetch_observations(_SAVEPOINTS, limit=100, ascending=True).records
+    told = [str(item.asset_observation.description) for item in found if item.asset_observation is not None]
+    assert [item.split(",")[0].split(".")[0] for item in told] == ["A savepoint: PENDING", "A savepoint: FAILED"]
