@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
-from dagster_ckpt.checkpoint.job_states import job_state
+from dagster_ckpt.checkpoint.job_states import JobState, job_state, states_of_jobs
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CheckpointError, StorageError
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
@@ -57,6 +57,10 @@ def _interrupted(job: StoredJob) -> Claim:
     claim = _running(job)
     job.beat(claim, alive=False, stopped=True, interrupted=True)
     return claim
+
+
+def _claimed(job: StoredJob) -> Claim:
+    return job.claim(run_id())
 
 
 def _ended(status: str) -> Callable[[StoredJob], Claim]:
@@ -174,13 +178,7 @@ def test_a_living_run_that_has_told_its_newest_checkpoint_costs_six_requests_of_
     job.checkpoint(store, 3)
     job.beat(claim, alive=True, completed=job.checkpoint(store, 4))
     with GcsServer() as server:
-        server.create_bucket("checkpoints")
-        for file in job.root.rglob("*"):
-            if file.is_file():
-                server.put("checkpoints", f"base/{file.relative_to(job.root)}", file.read_bytes())
-        connect = {"endpoint_url": server.url, "token": "anon", "project": "p"}
-        bucket = FileSystemCheckpointStorage(checkpoint_path="gs://checkpoints/base", storage_options=connect)
-        catalog = bucket.catalog(job.name)
+        catalog = _in_bucket(server, job.root).catalog(job.name)
         server.log.clear()
         found = job_state(catalog, SystemClock())
         # The listings of `control` and of the epochs, the claim, the choice, the heartbeat, and one manifest.
@@ -188,6 +186,82 @@ def test_a_living_run_that_has_told_its_newest_checkpoint_costs_six_requests_of_
     assert (found.state, found.token) == ("RUNNING", claim.token)
     assert found.newest is not None
     assert found.newest.name == "chk-2"
+
+
+class TestManyJobs:
+    """What is asked for together for all jobs tells of each job what a look at it alone tells."""
+
+    #: Without the seconds of a look.
+    @staticmethod
+    def _told(found: JobState | None) -> JobState | None:
+        return found and replace(found, due_seconds=None)
+
+    @pytest.mark.parametrize("is_distant", [False, True], ids=["a directory", "a bucket"])
+    def test_each_is_told_as_alone(self, tmp_path: Path, *, is_distant: bool) -> None:
+        ended = map(_ended, ("FAILING", "FINISHED", "CANCELED", "FAILED"))
+        begins = [_running, _dead, _interrupted, *ended, _running, _claimed]
+        jobs = {f"job-{number}": begin for number, begin in enumerate(begins)}
+        for name, begin in jobs.items():
+            begin(StoredJob(tmp_path, name))
+        _damage_newest(StoredJob(tmp_path, "job-7"))
+        (tmp_path / "nobodys" / "files").mkdir(parents=True)
+        storage = FaultInjectingFileSystem(StoredJob(tmp_path, "any").catalog.filesystem)
+        storage.is_distant = is_distant
+        *found, nobody, missing = states_of_jobs(storage, [*jobs, "nobodys", "missing"], SystemClock())
+        alone = [job_state(CheckpointCatalog(storage, name), SystemClock()) for name in jobs]
+        assert list(map(self._told, found)) == list(map(self._told, alone))
+        assert {item.state for item in alone} == {
+            *("RUNNING", "DEAD", "INTERRUPTED", "RESTARTING", "FINISHED", "CANCELED", "FAILED", "STARTING")
+        }
+        assert (nobody, missing) == (None, None)
+
+    def test_one_that_changes_between_the_requests_is_looked_at_again(self, job: StoredJob) -> None:
+        claim = _running(job)
+        storage = FaultInjectingFileSystem(job.catalog.filesystem)
+        changed: list[Operation] = []
+
+        def ends(operation: Operation) -> None:
+            if operation.path.endswith("control/heartbeat") and not changed:
+                changed.append(operation)
+                job.beat(claim, alive=False, stopped=True)
+                job.end(claim, "FINISHED")
+
+        storage.plan = ends
+        (found,) = states_of_jobs(storage, [job.name], SystemClock())
+        assert changed
+        assert found is not None
+        assert found.state == "FINISHED"
+
+    @pytest.mark.parametrize("failing", ["control/epochs", "control/heartbeat", "_metadata"])
+    def test_a_storage_that_fails_is_no_damage(self, job: StoredJob, failing: str) -> None:
+        _running(job)
+        storage = FaultInjectingFileSystem(job.catalog.filesystem)
+        storage.plan = lambda operation: Fail() if operation.path.endswith(failing) else None
+        with pytest.raises(StorageError):
+            states_of_jobs(storage, [job.name], SystemClock())
+
+    def test_those_that_run_cost_six_requests_of_a_bucket_each(self, tmp_path: Path) -> None:
+        names = [f"job-{number}" for number in range(5)]
+        for name in names:
+            job = StoredJob(tmp_path, name)
+            claim = job.claim(run_id())
+            job.beat(claim, alive=True, completed=job.checkpoint(job.choose(claim), 3))
+        with GcsServer() as server:
+            bucket = _in_bucket(server, tmp_path)
+            server.log.clear()
+            found = states_of_jobs(bucket.filesystem(), names, SystemClock())
+            assert len(server.log) == 6 * len(names), server.log
+        assert [item.state for item in found if item is not None] == ["RUNNING"] * len(names)
+
+
+def _in_bucket(server: GcsServer, root: Path) -> FileSystemCheckpointStorage:
+    """A bucket with the files of a directory."""
+    server.create_bucket("checkpoints")
+    for file in root.rglob("*"):
+        if file.is_file():
+            server.put("checkpoints", f"base/{file.relative_to(root)}", file.read_bytes())
+    connect = {"endpoint_url": server.url, "token": "anon", "project": "p"}
+    return FileSystemCheckpointStorage(checkpoint_path="gs://checkpoints/base", storage_options=connect)
 
 
 def test_a_run_that_may_have_died_after_a_checkpoint_is_not_taken_at_its_word(job: StoredJob) -> None:

@@ -25,6 +25,7 @@ class Plain(MemoryFileSystem):
     """A storage that takes from the port all that it can, and notes which directories were synced."""
 
     write_many, read_many, size_many = FileSystem.write_many, FileSystem.read_many, FileSystem.size_many
+    list_many = FileSystem.list_many
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +52,8 @@ def test_many_files(is_distant: bool) -> None:
     assert storage.read_many(["b/2", "gone", "a/1"]) == [b"yy", None, b"x"]
     assert storage.size_many(["b/2", "gone", "a/3"]) == [2, None, 0]
     assert list(storage.read_many([])) == []
+    listed = [sorted(entry.name for entry in entries) for entries in storage.list_many(["a", "gone", "b"])]
+    assert listed == [["1", "3"], [], ["2"]]
     assert (storage.read_if_there("a/1"), storage.read_if_there("gone")) == (b"x", None)
     with pytest.raises(Stopped):
         storage.write_many([("c/1", b"x")], lambda: True)

@@ -91,6 +91,37 @@ class TestContractWithoutPrefix(FileSystemContract):
         return bucket_of(server, "")
 
 
+class TestMany:
+    """Small requests that are sent together: what fails is asked for once more, and explained as any other."""
+
+    @pytest.mark.parametrize("trouble", [None, Trouble.BUSY, Trouble.RESET])
+    def test_reads_and_listings(self, hurried: DisturbedStore, trouble: Trouble | None) -> None:
+        storage = hurried.storage()
+        storage.write_many([(f"a/{number}", str(number).encode()) for number in range(5)], never)
+        storage.create("b/c/d", b"")
+        if trouble is not None:
+            once = (times(1, "read", trouble), times(1, "list", trouble))
+            hurried.plan(lambda asked: next((found for plan in once if (found := plan(asked))), None))
+        assert storage.read_many(["a/3", "gone", "a/0"]) == [b"3", None, b"0"]
+        listed = [sorted(entries) for entries in storage.list_many(["a", "gone", "b"])]
+        assert listed == [
+            [Entry(str(number), is_directory=False) for number in range(5)],
+            [],
+            [Entry("c", is_directory=True)],
+        ]
+        assert (list(storage.read_many([])), list(storage.list_many([]))) == ([], [])
+
+    def test_what_is_refused_is_explained(self, disturbed: DisturbedStore) -> None:
+        storage = disturbed.storage()
+        storage.create("a/1", b"x")
+        disturbed.plan(always("read", Trouble.REFUSED))
+        with pytest.raises(StorageError, match="permission denied"):
+            storage.read_many(["a/1"])
+        disturbed.plan(always("list", Trouble.REFUSED))
+        with pytest.raises(StorageError, match="permission denied"):
+            storage.list_many(["a"])
+
+
 class TestCreate:
     """It is settled by what is there."""
 
