@@ -134,7 +134,7 @@ def main() -> int:
     directory: Path = arguments.pop("directory").absolute()
     output: Path = (arguments.pop("output") or directory / "tables.json").absolute()
     sizes = [Options(**{**arguments, "rows": rows}) for rows in arguments["rows"]]
-    conf = {**delta_conf(), **iceberg_conf()}
+    conf = delta_conf() or iceberg_conf()
     if not conf:
         parser.error("Neither Delta nor Iceberg is for this Spark. Run it in an environment of tools/test_spark.py.")
     of = "delta" if delta_conf() else "iceberg"

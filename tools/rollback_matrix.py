@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -33,7 +34,10 @@ sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
 from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
-from tests.helpers.local_spark import delta_conf, small_spark  # noqa: E402
+from tests.helpers.local_spark import EVERY_FORMAT, small_spark  # noqa: E402
+
+os.environ[EVERY_FORMAT] = "1"  # before the sinks are looked up
+
 from tests.jobs.matrix.cases import (  # noqa: E402
     EVENTS,
     MODES,
@@ -85,9 +89,7 @@ def main() -> int:
     run = commands.add_parser("run", help="run cases and append their outcomes")
     run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
-    run.add_argument(
-        "--tables", nargs="*", choices=table_sinks(older=True), help="these tables, or all, instead of other sinks"
-    )
+    run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
     run.add_argument("--source", nargs="+", choices=SOURCES, default=[FILES], help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
     run.add_argument("--ways", action="store_true", help="of each sink a job for each query, and it in every way")
@@ -99,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "run":
         part, parts = map(int, arguments.part.split("/"))
-        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks(older=True)
+        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks()
         with ExitStack() as stack:
             servers = Servers(
                 stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
@@ -157,10 +159,9 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers)
     done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
     bad = 0
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
-        conf = dict(delta_conf(older=True)) if DELTA in chosen.sinks and not delta_conf() else {}
-        packages = [conf.pop("spark.jars.packages", ""), CONNECTOR if servers.kafka else ""]
-        conf["spark.python.authenticate.socketTimeout"] = "5min"  # 15 s are too short for a worker of a busy machine
-        spark = small_spark(Path(home), cores=1, packages=",".join(filter(None, packages)), conf=conf)
+        # 15 s are too short for a worker of a busy machine.
+        conf = {"spark.python.authenticate.socketTimeout": "5min"}
+        spark = small_spark(Path(home), cores=1, packages=CONNECTOR if servers.kafka else "", conf=conf)
         failure_free = FailureFree(spark, Path(home) / "failure-free")
         for number, base in enumerate(base for source in chosen.sources for base in bases(chosen.sinks, source)):
             for system in (OURS, PLAIN):

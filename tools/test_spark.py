@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.helpers.local_spark import EVERY_FORMAT  # noqa: E402
 from tools.spark_environment import spark_environment  # noqa: E402
 
 #: As many as in `make test`. A worker without a test takes some of another's: one file has a third of the work.
@@ -30,6 +31,8 @@ def main() -> int:
         print('Name one release or more, the oldest first: make test-spark SPARK="4.1 4.2"', file=sys.stderr)
         return 2
     pythons = [spark_environment(release) for release in releases]
+    if "--exhaustive" in sys.argv:
+        os.environ[EVERY_FORMAT] = "1"
     failed = False
     for release, python in zip(releases, pythons, strict=True):
         print(f"Spark {release}", flush=True)

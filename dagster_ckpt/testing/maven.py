@@ -18,7 +18,9 @@ __all__ = ["DELTA", "Artifact", "alone", "beside_spark", "classpath", "classpath
 Artifact = tuple[str, str, str]
 """Organisation, module and revision in Maven's repository."""
 
-DELTA: dict[str, Artifact] = {"4.2": ("io.delta", "delta-spark_4.2_2.13", "4.4.0")}
+DELTA: dict[str, Artifact] = {
+    release: ("io.delta", f"delta-spark_{release}_2.13", "4.4.0") for release in ("4.0", "4.1", "4.2")
+}
 """Delta, by the release of Spark that Delta is for. Newer releases of Spark have no Delta yet."""
 
 _CLIENT = "hadoop-client-api-"

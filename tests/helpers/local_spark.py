@@ -34,25 +34,23 @@ _ARCHIVE_OPTIONS = _ARCHIVES / f"spark-{version('pyspark')}.options"
 _LOCAL_FILES = _ARCHIVES / f"spark-{version('pyspark')}-{zlib.crc32(SOURCE.read_bytes()):08x}"
 
 
-#: Delta for a release of Spark whose tests do without Delta. The rollback matrix runs with it, too.
-OLDER_DELTA = {"4.1": ("io.delta", "delta-spark_4.1_2.13", "4.4.0")}
+_PACKAGES = "spark.jars.packages"
+#: The releases of Spark whose tests write Iceberg tables only, for the time that it takes, unless this variable is set.
+_WITHOUT_DELTA, EVERY_FORMAT = ("4.1",), "TEST_EVERY_TABLE_FORMAT"
 
 
-def delta_conf(*, older: bool = False) -> Mapping[str, str]:
-    """What a session needs to write Delta tables; empty where no Delta is for this Spark.
-
-    Args:
-        older: look among the older releases of Spark, too.
-    """
-    from pyspark import __version__ as release  # noqa: PLC0415
+def delta_conf() -> Mapping[str, str]:
+    """What a session needs to write Delta tables; empty where no Delta is for this Spark."""
+    from pyspark import __version__ as version  # noqa: PLC0415
 
     from dagster_ckpt.testing.maven import DELTA  # noqa: PLC0415
 
-    artifact = ({**OLDER_DELTA, **DELTA} if older else DELTA).get(release.rpartition(".")[0])
-    if artifact is None:
+    release = version.rpartition(".")[0]
+    artifact = DELTA.get(release)
+    if artifact is None or (release in _WITHOUT_DELTA and not os.environ.get(EVERY_FORMAT)):
         return {}
     return {
-        "spark.jars.packages": ":".join(artifact),
+        _PACKAGES: ":".join(artifact),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # By default Delta reads a table's log in fifty tasks.
@@ -74,13 +72,13 @@ def iceberg_conf() -> Mapping[str, str]:
     from pyspark import __version__ as release  # noqa: PLC0415
 
     artifact = ICEBERG.get(release.rpartition(".")[0])
-    return {} if artifact is None else {"spark.jars.packages": ",".join(map(":".join, (artifact, SQLITE)))}
+    return {} if artifact is None else {_PACKAGES: ",".join(map(":".join, (artifact, SQLITE)))}
 
 
 def _conf(packages: str) -> Mapping[str, str]:
-    conf = {**delta_conf(), **iceberg_conf()}
-    every = [each for each in (conf.get("spark.jars.packages"), packages) if each]
-    return {**conf, "spark.jars.packages": ",".join(every)} if every else conf
+    formats = (delta_conf(), iceberg_conf())
+    every = [each for each in (*(conf.get(_PACKAGES) for conf in formats), packages) if each]
+    return {**formats[0], **formats[1], _PACKAGES: ",".join(every)} if every else {}
 
 
 #: The conf of a driver that is a process of its own.
@@ -137,7 +135,7 @@ def small_spark(
         **conf,
     }
     # The JVM fetches the packages before it answers.
-    with alone() if "spark.jars.packages" in whole else nullcontext():
+    with alone() if _PACKAGES in whole else nullcontext():
         session = start_session("dagster-ckpt tests", f"local[{cores}]", whole)
     session.sparkContext.setLogLevel("OFF")
     return session

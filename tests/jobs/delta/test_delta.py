@@ -271,9 +271,13 @@ def test_the_history_tells_who_wrote_what(table: Bench) -> None:
     assert json.loads(told[0]) == {"job": "tiny", "epoch": 2, "batch": 1}
 
 
-def test_an_option_of_the_sinks_own_is_refused() -> None:
-    with pytest.raises(InvalidConfiguration, match="txnVersion"):
-        DeltaSink("/data/delays", options={"txnVersion": "7"})
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("txnVersion", "7"), ("dataChange", False), ("replaceWhere", "day = 1"), ("partitionOverwriteMode", "dynamic")],
+)
+def test_an_option_that_an_append_has_no_room_for_is_refused(option: str, value: object) -> None:
+    with pytest.raises(InvalidConfiguration, match=option):
+        DeltaSink("/data/delays", options={option: value})
 
 
 @pytest.mark.exhaustive

@@ -234,7 +234,8 @@ def losing_an_answer(
         then: called before each look at the table after that commit.
     """
     table = sink._table
-    table._log = _Log(table._log, before, then)
+    log = table._log = _Log(table._log, before, then)
+    vars(table)["_transaction"] = log.startTransaction
     return sink
 
 

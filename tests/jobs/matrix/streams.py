@@ -184,13 +184,9 @@ POSTGRES = "PostgreSQL"
 DELTA, ICEBERG = "Delta table", "Iceberg table"
 
 
-def table_sinks(*, older: bool = False) -> tuple[str, ...]:
-    """The sinks that write tables, as far as there are any for the running release of Spark.
-
-    Args:
-        older: also if the tests of this release do without the format.
-    """
-    return (POSTGRES, *([DELTA] if delta_conf(older=older) else []), *([ICEBERG] if iceberg_conf() else []))
+def table_sinks() -> tuple[str, ...]:
+    """The sinks that write tables, as far as there are any for the running release of Spark."""
+    return (POSTGRES, *([DELTA] if delta_conf() else []), *([ICEBERG] if iceberg_conf() else []))
 
 
 def rescaled_tables() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ be taken back. Another job of this library is such a writer, too: its rollback h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -40,6 +40,8 @@ _JOBS = "dagster_ckpt:"
 _EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
 #: Operations that bring files of earlier versions, or of another table, into the table. The marks stay.
 _BRINGS_BACK = frozenset({"RESTORE", "CLONE"})
+_NEW_CONSTRAINT = "ADD CONSTRAINT"
+_CONSTRAINTS = (_NEW_CONSTRAINT, "DROP CONSTRAINT")
 #: A commit, and those before it that count.
 _Line: TypeAlias = "tuple[Commit, _Line] | None"
 #: What an ``add`` has in common with the ``remove`` of the same file.
@@ -98,6 +100,7 @@ class Commit:
         restored: the version that the commit made the table equal to, ``None`` when it does not name one.
         transaction: Delta's id of the transaction that made the commit; empty when the commit does not tell.
         table: the id of the table, where the commit describes the table.
+        constraint: the name of the constraint that the commit added or dropped, ``None`` for none.
     """
 
     version: int
@@ -110,6 +113,7 @@ class Commit:
     restored: int | None = None
     transaction: str = ""
     table: str | None = None
+    constraint: str | None = None
 
     @property
     def files(self) -> set[FileKey]:
@@ -128,10 +132,6 @@ class Commit:
         The rollback of a job is called RESTORE, too. It brings back what its marks tell.
         """
         return self.operation in _BRINGS_BACK and self.changes_rows and not self.of_job
-
-    def is_batch(self, application: str, mark: int) -> bool:
-        """Whether this is the batch with a mark, and no claim with that mark."""
-        return self.marks.get(application) == mark and claim_of(application) not in self.marks
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.operation or 'an operation without a name'})"
@@ -158,7 +158,7 @@ def parse_commit(version: int, text: str) -> Commit:
     Raises:
         SinkMismatch: the text is not what Delta writes.
     """
-    operation, transaction, restored, table, marks = "", "", None, None, {}
+    operation, transaction, restored, table, constraint, marks = "", "", None, None, None, {}
     added: dict[FileKey, Mapping[str, Any]] = {}
     removed: dict[FileKey, Mapping[str, Any]] = {}
     with believed(f"Version {version} of the Delta table", "Restore the table from a backup.", SinkMismatch):
@@ -166,8 +166,10 @@ def parse_commit(version: int, text: str) -> Commit:
             for kind, action in json.loads(line).items():
                 if kind == "commitInfo":
                     operation, transaction = str(action.get("operation", "")), str(action.get("txnId", ""))
-                    target = action.get("operationParameters", {}).get("version")
+                    parameters = action.get("operationParameters", {})
+                    target = parameters.get("version")
                     restored = int(target) if operation == "RESTORE" and target is not None else None
+                    constraint = str(parameters.get("name")) if operation in _CONSTRAINTS else None
                 elif kind == "metaData":
                     table = str(action["id"])
                 elif kind == "txn":
@@ -176,7 +178,8 @@ def parse_commit(version: int, text: str) -> Commit:
                     (added if kind == "add" else removed)[_key(action)] = action
         removes_rows = any(action["dataChange"] for action in removed.values())
         changes_rows = removes_rows or any(action["dataChange"] for action in added.values())
-    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored, transaction, table)
+    facts = (changes_rows, removes_rows, restored, transaction, table, constraint)
+    return Commit(version, operation, marks, added, removed, *facts)
 
 
 def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Rollback:
@@ -202,11 +205,27 @@ def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Roll
         else:
             _refuse(commit, any(commit.files & earlier.files for earlier in inverted))
     gone, come = _net(inverted)
+    _refuse_unchecked(gone, inverted, others)
     return Rollback(
         tuple(json.dumps({"remove": _removal(action, now)}) for action in come.values()),
         tuple(json.dumps({"add": _addition(action)}) for action in gone.values()),
         tuple(str(action["path"]) for action in gone.values()),
     )
+
+
+def _refuse_unchecked(gone: Collection[FileKey], inverted: Sequence[Commit], others: Sequence[Commit]) -> None:
+    """Refuse to bring rows back that were not in the table when somebody gave the table a constraint."""
+    added = {commit.constraint: commit for commit in others if commit.constraint is not None}
+    constrained = [commit for commit in added.values() if commit.operation == _NEW_CONSTRAINT]
+    for commit in inverted:
+        later = [each for each in constrained if each.version > commit.version]
+        if later and commit.changes_rows and not commit.removed.keys().isdisjoint(gone):
+            raise SinkMismatch(
+                "Rows that must come back into the table were not there when the table got a constraint, in "
+                f"{later[0]}, so nobody has looked whether they satisfy it.",
+                hint="Nothing was touched. Drop the constraint, launch again, and add the constraint anew: Delta looks "
+                "at all rows then. Or restore another checkpoint.",
+            )
 
 
 def _net(commits: Sequence[Commit]) -> tuple[dict[FileKey, Mapping[str, Any]], dict[FileKey, Mapping[str, Any]]]:

@@ -34,8 +34,12 @@ __all__ = ["DeltaSink"]
 _HARMFUL = (
     ("delta.appendOnly", "false", "no rollback could take rows back"),
     ("delta.setTransactionRetentionDuration", None, "the table would forget which run wrote to it last"),
+    ("delta.coordinatedCommits.commitCoordinator-preview", None, "its newest commits are kept elsewhere"),
 )
 _OURS = frozenset({"txnappid", "txnversion"})
+#: Options that ask for something else than rows to be added. Delta would ignore most of them in an append.
+_NO_APPEND = frozenset({"datachange", "overwriteschema", "partitionoverwritemode"})
+_REPLACING = "replace"
 
 #: The option with what the table's history shows of a commit.
 _METADATA = "userMetadata"
@@ -76,18 +80,24 @@ class DeltaSink(TableSink):
         options: Mapping[str, object] | None = None,
         single_driver: bool = False,
     ) -> None:
-        taken = sorted(name for name in options or {} if name.lower() in _OURS)
-        if taken:
-            raise InvalidConfiguration(
-                f"A DeltaSink sets the option {taken[0]} itself.", hint="Leave txnAppId and txnVersion out of options."
-            )
+        given = _as_spark_takes(options or {})
+        for name in sorted(given):
+            if name.lower() in _OURS:
+                raise InvalidConfiguration(
+                    f"A DeltaSink sets the option {name} itself.", hint="Leave txnAppId and txnVersion out of options."
+                )
+            if name.lower() in _NO_APPEND or name.lower().startswith(_REPLACING):
+                raise InvalidConfiguration(
+                    f"A DeltaSink adds rows, and the option {name} asks for something else.",
+                    hint="Leave the option out; what is to be replaced is for a ForeachBatchSink.",
+                )
         if isinstance(partition_by, str):
             raise InvalidConfiguration(
                 f"A DeltaSink cannot be partitioned by {partition_by!r}.", hint="Give a list of columns."
             )
         super().__init__(str(path).rstrip("/"))
         self._partition_by = tuple(partition_by)
-        self._options = _as_spark_takes(options or {})
+        self._options = given
         self._single_driver = single_driver
         self._opened: DeltaTable | None = None
         #: The version of this start's newest commit, -1 before its first.

@@ -21,6 +21,7 @@ from dagster_ckpt.spark.sinks.delta.commits import (
     refuse_replaced,
     was_reset,
 )
+from dagster_ckpt.spark.sinks.delta.releases import DELTA, more_parameters
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, explained
 
 if TYPE_CHECKING:
@@ -28,15 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaTable"]
 
-_DELTA = "org.apache.spark.sql.delta"
 #: Its writers check that a version is not there and then write it, under a lock of the process. Delta's default on S3.
 _OF_ONE_DRIVER = "S3SingleDriverLogStore"
 #: How often a transaction is begun again because another writer was faster.
 _TRIES = 20
-
-#: Of the constructors of ``WriteIntoDelta``, whose further one is a boolean, and of ``DeltaOperations.Write``, whose
-#: further ones are options: in Delta 4.0; 4.1 and 4.2; 4.3 and 4.4.
-_PARAMETERS = ((8, 4), (8, 7), (9, 9))
 
 
 class DeltaTable:
@@ -59,15 +55,15 @@ class DeltaTable:
         java_session: Any = session._jsparkSession  # noqa: SLF001
         try:
             classes = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-            classes.loadClass(f"{_DELTA}.DeltaLog")
+            classes.loadClass(f"{DELTA}.DeltaLog")
         except Exception as error:
             raise InvalidConfiguration(
                 f"Spark has no Delta, and the job writes to the Delta table {path}.",
                 hint="Start Spark with spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0 (for Spark 4.2), "
                 "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-                f"spark.sql.catalog.spark_catalog={_DELTA}.catalog.DeltaCatalog; docs/how-to/sink-delta.md shows it.",
+                f"spark.sql.catalog.spark_catalog={DELTA}.catalog.DeltaCatalog; docs/how-to/sink-delta.md shows it.",
             ) from error
-        self._more_of_writer, self._more_of_operation = _more_parameters(classes)
+        self._more_of_writer, self._more_of_operation = more_parameters(classes)
         self._delta = jvm.org.apache.spark.sql.delta
         # Once: the JVM looks for a class by its name in all jars.
         self._names = self._delta.util.FileNames
@@ -240,7 +236,7 @@ class DeltaTable:
         # By Delta's id of the transaction, because a commit that fails may be in the table all the same.
         tried: dict[str, Rollback] = {}
         for left in reversed(range(_TRIES)):
-            transaction = self._log.startTransaction()
+            transaction = self._transaction()
             newest = int(transaction.snapshot().version())
             seen = int(transaction.txnVersion(application))
             if seen == mark and (made := self._made(tried, application, newest)) is not None:
@@ -284,9 +280,7 @@ class DeltaTable:
         Returns:
             The version that has the rows.
         """
-        # Delta's own object of the table, which may be another by now: by its lock writers of this process take turns.
-        self._log = self._delta.DeltaLog.forTable(self._session, self._where)
-        transaction = self._log.startTransaction()
+        transaction = self._transaction()
         # As Delta's own look at the newest mark does: a commit with another mark of the application is a conflict now.
         transaction.readTxn().addOne(stamp[0])
         snapshot = transaction.snapshot()
@@ -333,6 +327,11 @@ class DeltaTable:
                 return commit if commit is not None and commit.transaction in tried else None
         return None
 
+    def _transaction(self) -> Any:
+        # Delta's own object of the table, which may be another by now: by its lock writers of this process take turns.
+        self._log = self._delta.DeltaLog.forTable(self._session, self._where)
+        return self._log.startTransaction()
+
     def _snapshot(self) -> Any:
         log = self._log
         return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
@@ -369,25 +368,3 @@ class DeltaTable:
         for item in items:
             collected.add(item)
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(collected)
-
-
-def _more_parameters(classes: Any) -> tuple[int, int]:
-    """How many parameters more than in Delta 4.0 the constructors have by which a batch is written.
-
-    Raises:
-        InvalidConfiguration: nobody knows what these parameters are.
-    """
-
-    def parameters(name: str) -> int:
-        return int(classes.loadClass(f"{_DELTA}.{name}").getConstructors()[0].getParameterCount())
-
-    try:
-        found = parameters("commands.WriteIntoDelta"), parameters("DeltaOperations$Write")
-    except Exception:  # a class has another name
-        found = (0, 0)
-    if found not in _PARAMETERS:
-        raise InvalidConfiguration(
-            "A DeltaSink does not know how the Delta of this Spark writes.",
-            hint="Use Delta 4.0 to 4.4, in the release for your Spark.",
-        )
-    return found[0] - _PARAMETERS[0][0], found[1] - _PARAMETERS[0][1]

@@ -300,14 +300,39 @@ def test_files_are_told_apart_by_their_deletion_vectors() -> None:
     assert commit.removes_rows
 
 
-def test_a_batch_is_told_from_a_claim_with_its_mark() -> None:
-    """The marks of a claim beside the job's make no other job of it."""
+def constraint(operation: str, name: str) -> str:
+    return json.dumps({"commitInfo": {"operation": f"{operation} CONSTRAINT", "operationParameters": {"name": name}}})
+
+
+def test_rows_come_back_unless_the_table_got_a_constraint_while_they_were_away() -> None:
+    table = Table()
+    table.commit("WRITE", added=[((OURS, 1),)], who=OURS)
+    table._end([constraint("ADD", "while they were there")])
+    table.commit("RESTORE", ["part-0"], who=OURS)
+    assert plan_rollback(table.log[1:], APP, 0).paths == ("part-0",)
+    table._end([constraint("ADD", "dropped")])
+    table._end([constraint("DROP", "dropped")])
+    assert plan_rollback(table.log[1:], APP, 0).paths == ("part-0",)
+    table._end([constraint("ADD", "while they were away")])
+    assert plan_rollback(table.log, APP, 0).paths == ()
+    with pytest.raises(SinkMismatch, match=r"got a constraint, in version 5 \(ADD CONSTRAINT\)"):
+        plan_rollback(table.log[1:], APP, 0)
+
+
+def test_rows_that_were_compacted_when_the_table_got_a_constraint_come_back() -> None:
+    """Delta has looked at them in the other file."""
+    table = Table()
+    table.commit("WRITE", added=[((OTHERS, 1),)])
+    table.commit("WRITE", added=[((OURS, 1),)], who=OURS)
+    table.commit("OPTIMIZE", ["part-0", "part-1"], [((OTHERS, 1), (OURS, 1))], changes=False)
+    table._end([constraint("ADD", "any")])
+    assert plan_rollback(table.log[1:], APP, 0).paths == ("part-0",)
+
+
+def test_the_marks_of_a_claim_beside_the_jobs_make_no_other_job_of_it() -> None:
     mark = json.dumps({"txn": {"appId": APP, "version": 7}})
     beside = [json.dumps({"txn": {"appId": name, "version": 7}}) for name in (claim_of(APP), held_of(APP))]
-    batch, claim = parse_commit(3, mark), parse_commit(4, "\n".join([mark, *beside]))
-    assert batch.is_batch(APP, 7)
-    assert not batch.is_batch(APP, 8)
-    assert not claim.is_batch(APP, 7)
+    claim = parse_commit(4, "\n".join([mark, *beside]))
     assert len(claim.marks) == 3
     assert not any(name.startswith("dagster_ckpt:") for name in (claim_of(APP), held_of(APP)))
 
