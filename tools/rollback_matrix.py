@@ -9,7 +9,8 @@ A case is a job that stopped in the middle of a batch, two batches after its new
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
 batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again. With
 ``--tables`` the sinks are tables, as far as there are any for the Spark that runs: of PostgreSQL, Delta and Iceberg.
-From Kafka the same rows come through a topic, by a broker that the command starts.
+From Kafka the same rows come through a topic, by a broker that the command starts. ``.venv-spark-4.1/bin/python`` of
+``tools/spark_environment.py`` runs cases with an older Spark; the table takes the results of several releases.
 """
 
 from __future__ import annotations
@@ -219,9 +220,7 @@ def _is_right(record: dict[str, Any]) -> bool:
 
 
 def _key(record: dict[str, Any]) -> tuple[str, ...]:
-    names = ["system", "query", "backend", "sink", "source", "event", "size", "mode"]
-    if record["sink"] in _TABLES:
-        names.append("spark")
+    names = ["system", "spark", "query", "backend", "sink", "source", "event", "size", "mode"]
     return tuple(str(record.get(name, FILES)) for name in names)
 
 
@@ -252,51 +251,76 @@ def _table(records: list[dict[str, Any]]) -> str:
 
 
 def _of_sinks(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
-    sinks = list(dict.fromkeys(record["sink"] for record in ours))
+    """By release, and of a release of which every case ran, by query and state, too."""
     lines = [
-        f"**{OURS}**: {len(ours)} of {len(cases(sinks))} cases ran, {right} as promised ({_cell(ours)}), with Spark "
-        f"{', '.join(sorted({record['spark'] for record in ours}))}.",
+        f"**{OURS}**: {len(ours)} cases ran, {right} as promised ({_cell(ours)}).",
         _PLAIN_TOLD.format(_cell(records, system=PLAIN)),
         "",
         *_ABOUT_PLAIN,
-        f"| query | state | sink | how it went on | {OURS} | {PLAIN} |",
-        "|---|---|---|---|---|---|",
+        *_by_release(records, ours, "sink", (FILES,)),
     ]
-    for query, backend, sink, event in itertools.product(QUERIES, BACKENDS, sinks, EVENTS):
-        where = {"query": query, "backend": backend, "sink": sink, "event": event}
-        if (cell := _cell(ours, **where)) != "-":
-            state = "-" if query == "stateless" else backend
-            lines.append(f"| {query} | {state} | {sink} | {event} | {cell} | {_cell(records, system=PLAIN, **where)} |")
-    return [*lines, "", f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes."]
+    sinks = list(dict.fromkeys(record["sink"] for record in ours))
+    releases = sorted({record["spark"] for record in ours})
+    for release in releases:
+        of_it = [record for record in records if record["spark"] == release]
+        here = [record for record in of_it if record["system"] == OURS]
+        if len(here) < len(cases(sinks)):
+            continue
+        lines += [
+            "",
+            f"## Every case, Spark {release}",
+            "",
+            f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes.",
+            "",
+            f"| query | state | sink | how it went on | {OURS} | {PLAIN} |",
+            "|---|---|---|---|---|---|",
+        ]
+        for query, backend, sink, event in itertools.product(QUERIES, BACKENDS, sinks, EVENTS):
+            where = {"query": query, "backend": backend, "sink": sink, "event": event}
+            if (cell := _cell(here, **where)) != "-":
+                state = "-" if query == "stateless" else backend
+                alone = _cell(of_it, system=PLAIN, **where)
+                lines.append(f"| {query} | {state} | {sink} | {event} | {cell} | {alone} |")
+    return lines
 
 
 def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
-    ran = sorted({(record["sink"], record["spark"]) for record in ours})
-    lines = [
+    return [
         f"**{OURS}**: {len(ours)} cases ran, {right} as promised ({_cell(ours)}).",
         f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at",
         f"their place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
         "",
-        *(_covered(sink, release, ours) for sink, release in ran),
+        *_by_release(records, ours, "table", SOURCES),
+    ]
+
+
+def _by_release(
+    records: list[dict[str, Any]], ours: list[dict[str, Any]], what: str, sources: tuple[str, ...]
+) -> list[str]:
+    """Which part of all cases ran with which Spark, and what came of it by way to go on."""
+    ran = sorted({(record["sink"], record["spark"]) for record in ours})
+    columns = [
+        f"from {source}: {system}" if len(sources) > 1 else system for source in sources for system in (OURS, PLAIN)
+    ]
+    lines = [
+        *(_covered(sink, release, ours, sources) for sink, release in ran),
         "",
-        "| table | Spark | how it went on | "
-        + " | ".join(f"from {source}: {system}" for source in SOURCES for system in (OURS, PLAIN))
-        + " |",
-        "|---|---|---|" + "---|" * 2 * len(SOURCES),
+        f"| {what} | Spark | how it went on | {' | '.join(columns)} |",
+        "|---|---|---|" + "---|" * len(columns),
     ]
     for (sink, release), event in itertools.product(ran, EVENTS):
         cells = [
             _cell(records, system=system, sink=sink, spark=release, event=event, source=source)
-            for source in SOURCES
+            for source in sources
             for system in (OURS, PLAIN)
         ]
         lines.append(f"| {sink} | {release} | {event} | {' | '.join(cells)} |")
     return lines
 
 
-def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
-    """Which of all cases of a table ran."""
-    every = [case for source in SOURCES for case in cases([sink], source)]
+def _covered(sink: str, release: str, ours: list[dict[str, Any]], sources: tuple[str, ...]) -> str:
+    """Which of all cases of a sink ran."""
+    every = [case for source in sources for case in cases([sink], source)]
     keys = {
         tuple(str(value) for value in (record[name] for name in Case.__match_args__))
         for record in ours
@@ -305,7 +329,9 @@ def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
     some = [case for case in every if astuple(case) in keys]
     count = len({case.base for case in some})
     jobs = f"{count} stopped job{'s' * (count > 1)}"
-    if has_every_pair(some, every):
+    if len(some) == len(every):
+        what = "all of them"
+    elif has_every_pair(some, every):
         what = "every two values of query, state, source, way to go on, batch size and mode occur together"
     elif has_every_way(some, every):
         what = "every way to go on occurs with every query, state, source, batch size and mode"

@@ -280,7 +280,8 @@ def test_rows_come_back_only_if_delta_has_looked_at_them(bench: Bench) -> None:
 @_LONG
 def test_writers_of_one_process_take_turns(bench: Bench) -> None:
     """On a local disk a version can take the place of another; within a process Delta's lock sees to that."""
-    jobs, batches, failed = 3, 4, []
+    jobs, batches = 3, 4
+    failed: list[Exception] = []
 
     def write(number: int) -> None:
         starts = starts_of(bench, job=f"job {number}")
