@@ -36,9 +36,6 @@ sys.path.insert(0, str(ROOT))
 from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
 from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
 from tests.helpers.local_spark import EVERY_FORMAT, small_spark  # noqa: E402
-
-os.environ[EVERY_FORMAT] = "1"  # before the sinks are looked up
-
 from tests.jobs.matrix.cases import (  # noqa: E402
     EVENTS,
     MODES,
@@ -85,6 +82,7 @@ _ABOUT_PLAIN = [
 
 def main() -> int:
     """Run the command; exit status 1 when a case of ours is neither exact nor refused."""
+    os.environ[EVERY_FORMAT] = "1"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run cases and append their outcomes")
