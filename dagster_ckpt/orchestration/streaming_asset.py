@@ -349,9 +349,7 @@ def _keep_in_group(asset: CheckpointedStreamingAsset) -> None:
         ),
         savepoints=savepoints_asset(
             asset.savepoints_key,
-            asset.checkpoints_key,
             key,
-            asset.op_name,
             job,
             asset.storage_key,
             group_name,

@@ -32,7 +32,7 @@ from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingA
 from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
 from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
-from dagster_ckpt.orchestration.reporting import CheckpointReporter, start_observation
+from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run
@@ -236,6 +236,7 @@ def _drive(
     if waiting is not None:
         job = replace(job, ahead=waiting.ahead)
     earlier = _earlier(context, clock) if takeover is None else takeover.earlier
+    first_rows = FirstRows(context.instance, asset.get_asset_spec(), context.asset_key)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
@@ -258,6 +259,7 @@ def _drive(
             _on_event(context, reporter, asset.savepoints_key, event)
         finally:  # one report that fails costs no other
             events.happened(event)
+            first_rows.happened(event)
             if isinstance(event, RequestTold):
                 requests.changed(event.request, event.state, event.reason, event.next_step)
 

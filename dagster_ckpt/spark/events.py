@@ -83,6 +83,7 @@ class Started:
         sink: what the rollback of the sink removed, for people; empty for nothing.
         restore_seconds: the time for reading, verifying and rolling back.
         preflight: the checks that were made before anything was touched.
+        is_bounded: whether the query ends by itself, when it has read what is there.
         fell_back: which newer checkpoints are broken, and what resuming from an older one costs.
     """
 
@@ -94,6 +95,7 @@ class Started:
     sink: str
     restore_seconds: float
     preflight: Preflight
+    is_bounded: bool
     fell_back: FellBack | None = None
 
 

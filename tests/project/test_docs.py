@@ -893,7 +893,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/component.md": [("Begin", a_component)],
     _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
     "docs/how-to/look-inside.md": [("In Python", a_look_inside), ("In Dagster", an_asset_of_the_state)],
-    "docs/how-to/watch.md": [("Why a running stream says *Never materialized*", an_asset_that_follows)],
+    "docs/how-to/watch.md": [("When a stream counts as materialized", an_asset_that_follows)],
     "docs/how-to/report.md": [("In Dagster", a_report_on_a_schedule)],
     "docs/how-to/restore-drill.md": [("A drill on a schedule", a_drill_on_a_schedule)],
     "docs/how-to/move-a-query.md": [("In", a_query_that_moves), ("Out", a_query_that_moves)],

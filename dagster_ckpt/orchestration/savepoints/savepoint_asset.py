@@ -10,7 +10,6 @@ from pydantic import Field
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.one_run import BEHIND, wait_for_stream
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
@@ -45,9 +44,7 @@ class SavepointConfig(dg.Config):
 
 def savepoints_asset(
     key: dg.AssetKey,
-    checkpoints: dg.AssetKey,
     output: dg.AssetKey,
-    step: str,
     job_name: str,
     storage_key: str,
     group_name: str | None,
@@ -59,10 +56,7 @@ def savepoints_asset(
 
     Args:
         key: of the asset.
-        checkpoints: the key of the job's checkpoints, on which the asset depends. It does not depend on the output,
-            because Dagster would ask whether the user is sure until a run of the output has ended in success.
         output: the job's output asset; when both are materialized together, the savepoint is taken after the output.
-        step: the name of the output's op.
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
         group_name: as of any asset.
@@ -71,13 +65,13 @@ def savepoints_asset(
 
     @dg.asset(
         key=key,
-        deps=[checkpoints],
+        deps=[output],
         group_name=group_name,
-        op_tags=BEHIND,
         kinds={"spark"},
         description=f"Materialize it to take a savepoint of {output.to_user_string()}: a checkpoint that stands alone, "
         "can be moved, and is never deleted by retention or cleanup. Its observations tell of each savepoint that is "
-        "asked for, from Dagster or a terminal: pending, in progress, completed, failed or abandoned.",
+        "asked for, from Dagster or a terminal: pending, in progress, completed, failed or abandoned. Where "
+        "Dagster asks whether you are sure, the output does not count as materialized yet: confirm.",
         metadata={"deleted_when": deleted_when},
         required_resource_keys={storage_key},
         config_schema=SavepointConfig.to_fields_dict(),
@@ -90,7 +84,6 @@ def savepoints_asset(
             take_savepoint,
         )
 
-        wait_for_stream(context, output, step)
         storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config
         label = Label(asked.get("name"), asked["note"], asked.get("series"))

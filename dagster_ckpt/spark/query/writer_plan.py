@@ -55,6 +55,7 @@ class WriterPlan:
         continuous: whether the trigger is continuous.
         real_time: whether the trigger is of real-time mode.
         available_now: whether the trigger is ``availableNow``.
+        once: whether the trigger is the older ``once``.
         attached: the sink that ``sink_to`` attached to the writer.
     """
 
@@ -67,7 +68,13 @@ class WriterPlan:
     continuous: bool
     real_time: bool = False
     available_now: bool = False
+    once: bool = False
     attached: Sink | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the query ends by itself, when it has read what is there."""
+        return self.available_now or self.once
 
     @property
     def is_transient(self) -> bool:
@@ -203,6 +210,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
         continuous="ContinuousTrigger" in trigger.getClass().getName(),
         real_time="RealTimeTrigger" in trigger.getClass().getName(),
         available_now="AvailableNowTrigger" in trigger.getClass().getName(),
+        once="OneTimeTrigger" in trigger.getClass().getName(),
         attached=attached_sink(writer),
     )
 

@@ -185,6 +185,7 @@ class Start:
                 sink=rolled_back,
                 restore_seconds=self._clock.monotonic() - prepare_from,
                 preflight=passed.preflight,
+                is_bounded=query.plan.is_bounded,
                 fell_back=checked.fell_back,
             ),
             ignored=query.ignored,

@@ -1,12 +1,13 @@
 """What Dagster's automation makes of a stream whose run goes on, which may be for months.
 
 Dagster counts an asset as in progress until its run materializes it. So the run of a stream materializes its asset at
-its end alone, and other assets follow the checkpoints.
+its end alone, an event without a run tells of the first checkpoint, and other assets follow the checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -21,6 +22,9 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
+from dagster_ckpt.orchestration.reporting import FirstRows
+from dagster_ckpt.spark import CheckpointCompleted, Preflight, Started
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 # Of Dagster itself, in its function that evaluates conditions.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter .include_sources. of function")
@@ -39,8 +43,22 @@ def orders(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStream
 def follower() -> None: ...
 
 
+def _started(*, is_bounded: bool) -> Started:
+    nothing = Preflight("nothing", ())
+    return Started(1, "0" * 32, None, [], "of the test", "", 0.0, nothing, is_bounded=is_bounded)
+
+
+def _completed(stored: StoredJob, batch: int) -> CheckpointCompleted:
+    checkpoint = stored.checkpoint(stored.choose(stored.claim(run_id())), batch)
+    return CheckpointCompleted(checkpoint, [checkpoint])
+
+
+def _fail(_: object) -> None:
+    raise OSError("the database is away")
+
+
 class Automation:
-    """Dagster's automation of the three assets, evaluated when a test says so; it launches nothing."""
+    """Dagster's automation of the assets, evaluated when a test says so; it launches nothing."""
 
     def __init__(self, instance: dg.DagsterInstance, storage: Path) -> None:
         self.instance = instance
@@ -72,6 +90,11 @@ def automation(tmp_path: Path) -> Iterator[Automation]:
 
 
 @pytest.fixture
+def stored(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "of-the-stream")
+
+
+@pytest.fixture
 def run(automation: Automation) -> dg.DagsterRun:
     """A run of the stream that has started."""
     job = automation.definitions.resolve_job_def(orders.job_name)
@@ -96,6 +119,53 @@ def test_a_stream_that_its_run_had_materialized_would_be_launched_beside_that_ru
     automation.instance.report_dagster_event(event, run.run_id)
     assert automation.evaluate() == set()
     assert automation.land() == {"orders"}
+
+
+@pytest.mark.usefixtures("run")
+def test_the_first_checkpoint_materializes_a_stream_that_stays_in_progress(
+    automation: Automation, stored: StoredJob
+) -> None:
+    first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
+    for event in (_started(is_bounded=False), _completed(stored, 0), _completed(stored, 1)):
+        first_rows.happened(event)
+    (told,) = automation.instance.fetch_materializations(orders.key, limit=10).records
+    assert told.asset_materialization is not None
+    assert told.asset_materialization.metadata["batch"].value == 0
+    assert not told.run_id, "with a run the asset would not be in progress any more"
+    assert automation.evaluate() == set()
+    assert automation.land() == set()
+    FirstRows(automation.instance, orders.get_asset_spec(), orders.key).happened(_started(is_bounded=False))
+    first_rows.happened(_completed(stored, 2))
+    assert len(automation.instance.fetch_materializations(orders.key, limit=10).records) == 1
+    assert automation.definitions.resolve_asset_graph().get(orders.savepoints_key).parent_keys == {orders.key}
+
+
+@pytest.mark.usefixtures("run")
+def test_a_bounded_query_is_not_materialized_before_its_end(automation: Automation, stored: StoredJob) -> None:
+    first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
+    for event in (_completed(stored, 0), _started(is_bounded=True), _completed(stored, 1)):
+        first_rows.happened(event)
+    assert not automation.instance.fetch_materializations(orders.key, limit=10).records
+
+
+def test_a_freshness_policy_does_not_begin_with_the_first_checkpoint(stored: StoredJob) -> None:
+    policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1))
+    spec = orders.get_asset_spec().replace_attributes(freshness_policy=policy)
+    with dg.DagsterInstance.ephemeral() as instance:
+        first_rows = FirstRows(instance, spec, orders.key)
+        first_rows.happened(_started(is_bounded=False))
+        first_rows.happened(_completed(stored, 0))
+        assert not instance.fetch_materializations(orders.key, limit=10).records
+
+
+def test_an_instance_that_fails_costs_the_run_nothing(stored: StoredJob, caplog: pytest.LogCaptureFixture) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        first_rows = FirstRows(instance, orders.get_asset_spec(), orders.key)
+    first_rows.happened(_started(is_bounded=False))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(instance, "get_latest_materialization_event", _fail)
+        first_rows.happened(_completed(stored, 0))
+    assert "orders still counts as never materialized: the database is away" in caplog.text
 
 
 @pytest.mark.usefixtures("run")
