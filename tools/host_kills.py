@@ -1,7 +1,7 @@
 """Loses parts of a cluster of hosts at seeded random moments, and checks after each that the job's rows are exact.
 
     python tools/host_kills.py --cases 15 --seed 1 --table docs/reference/host-kills.md
-    python tools/host_kills.py --on yarn --cases 6 --seed 1 --table docs/reference/host-kills-yarn.md
+    python tools/host_kills.py --on yarn --cases 15 --progress done.json --table docs/reference/host-kills-yarn.md
 
 The hosts are namespaces of this machine, each with a name, an address, processes and a disk of its own: one with
 Spark's Master (or YARN's ResourceManager), two with a Worker (or a NodeManager), one with ``dagster dev``. They share a
@@ -9,6 +9,10 @@ bucket and a PostgreSQL over a network, and no disk. A Worker starts the driver,
 lies in the bucket. After each loss the job must write rows and complete a checkpoint, and each row must be in the table
 once. At the end the table must have the rows of plain Spark, and every retained checkpoint must verify. Exit status 0
 only if all of that is so.
+
+With ``--progress`` the cases are kept in a file, and the same call goes on after those that were identical, on a new
+cluster with an empty table: after an interruption, or after the minutes of ``--minutes``. A case that failed is run
+again, and the page tells of both.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,13 +58,47 @@ class Case:
 
 
 @dataclass(slots=True)
+class End:
+    """How the rows and the checkpoints of one cluster were at the end."""
+
+    rows: int
+    like_plain_spark: bool
+    verified: int
+
+
+@dataclass(slots=True)
 class Outcome:
-    """All cases that were begun, and how the rows and the checkpoints were at the end."""
+    """All cases that were begun, and how each cluster was at its end."""
 
     cases: list[Case]
-    rows: int = 0
-    like_plain_spark: bool = False
-    verified: int = 0
+    ends: list[End]
+    #: Clusters that were begun.
+    begun: int = 0
+    #: What earlier calls have run in vain.
+    failed: list[Case] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path | None) -> Outcome:
+        """What earlier calls have done; nothing without a file."""
+        if file is None or not file.exists():
+            return cls([], [])
+        told = json.loads(file.read_text(encoding="utf-8"))
+        cases = [Case(**case) for case in told["cases"]]
+        failed = [Case(**case) for case in told["failed"]] + [case for case in cases if not case.identical]
+        good = [case for case in cases if case.identical]
+        return cls(good, [End(**end) for end in told["ends"]], told["begun"], failed)
+
+    def keep(self, file: Path | None) -> None:
+        """Keep it for the next call."""
+        if file is not None:
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            new.replace(file)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether each cluster that came to its end had the rows of plain Spark and whole checkpoints."""
+        return bool(self.ends) and all(end.like_plain_spark and end.verified for end in self.ends)
 
 
 class Losses:
@@ -83,25 +121,29 @@ class Losses:
             "cable of the driver's host, for a minute": there.cut_off_host_of_driver,
         }
 
-    def run(self, count: int, minutes: float, cases: list[Case]) -> None:
+    def run(self, count: int, minutes: float, cases: list[Case], told: Callable[[], None]) -> None:
         """Run so many cases, each kind as often as the others; the first that fails ends it.
 
         Args:
             count: how many.
             minutes: after so many no case begins.
-            cases: where they go.
+            cases: where they go; those that are there are not run again.
+            told: called after each case.
         """
         until = time.monotonic() + 60 * minutes
         kinds = [kind for _ in range(-(-count // len(self._of_kind))) for kind in self._of_kind][:count]
         self._random.shuffle(kinds)
         for number, kind in enumerate(kinds, start=1):
             case = Case(number, kind, round(self._random.uniform(0, _MOMENTS), 2))
+            if number <= len(cases):
+                continue
             if time.monotonic() > until:
                 break
             cases.append(case)
             try:
                 self._one(case)
             finally:
+                told()
                 print(json.dumps(asdict(case)), flush=True)
 
     def _one(self, case: Case) -> None:
@@ -123,15 +165,12 @@ def page(outcome: Outcome, asked: argparse.Namespace) -> str:
     """The Markdown page."""
     cases = outcome.cases
     good = sum(case.identical for case in cases)
-    like = (
-        "has the rows that plain Spark makes" if outcome.like_plain_spark else "was **not** compared with plain Spark"
-    )
     on_yarn = asked.on == "yarn"
-    chosen = "--on yarn " if on_yarn else ""
+    chosen, kept = "--on yarn " if on_yarn else "", "" if asked.progress is None else "--progress FILE "
     lines = [
         f"# Losses on hosts of {'YARN' if on_yarn else 'a standalone cluster'}",
         "",
-        f"Made by `python tools/host_kills.py {chosen}--cases {asked.cases} --seed {asked.seed} "
+        f"Made by `python tools/host_kills.py {chosen}--cases {asked.cases} --seed {asked.seed} {kept}"
         f"--table docs/reference/{asked.table.name}`; see the script for what a case is. The hosts share a bucket and "
         f"no disk, and {'YARN' if on_yarn else 'a Worker'} starts [the driver](../how-to/driver-of-its-own.md).",
         "",
@@ -143,7 +182,7 @@ def page(outcome: Outcome, asked: argparse.Namespace) -> str:
             if good == len(cases) < asked.cases
             else []
         ),
-        f"At the end the table {like}: {outcome.rows:,} rows. {outcome.verified} retained checkpoints verified.",
+        *_at_the_ends(outcome),
         "",
         "*Seconds* are those from the loss to the next row, on a machine of 2 cores that did other work, with a "
         "`heartbeat_timeout` of 30 s. Where the driver was not lost, the job goes on in its epoch. Where Dagster was "
@@ -161,20 +200,41 @@ def page(outcome: Outcome, asked: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _at_the_ends(outcome: Outcome) -> list[str]:
+    like = all(end.like_plain_spark for end in outcome.ends)
+    rows, verified = (sum(getattr(end, name) for end in outcome.ends) for name in ("rows", "verified"))
+    told = "has the rows that plain Spark makes" if outcome.ends and like else "was **not** compared with plain Spark"
+    failed = [f"Failed in an earlier call, and run again: {case.number}, {case.lost}." for case in outcome.failed]
+    if outcome.begun == len(outcome.ends) == 1:
+        return [f"At the end the table {told}: {rows:,} rows. {verified} retained checkpoints verified."]
+    return [
+        *failed,
+        f"The cases ran on {outcome.begun} clusters, one after the other, each with an empty table; a row of the table "
+        f"counts from there. {len(outcome.ends)} of the clusters came to their end. There the table {told}: {rows:,} "
+        f"rows in all. {verified} retained checkpoints verified.",
+    ]
+
+
 def _run(asked: argparse.Namespace, home: Path, outcome: Outcome) -> None:
+    def keep() -> None:
+        outcome.keep(asked.progress)
+
+    outcome.begun += 1
+    keep()
     with cluster(home / "cluster", on_yarn=asked.on == "yarn") as there:
-        Losses(there, asked.seed, asked.on).run(asked.cases, asked.minutes, outcome.cases)
+        Losses(there, asked.seed, asked.on).run(asked.cases, asked.minutes, outcome.cases, keep)
         catalog = there.place.catalog
         there.stop()
         found = there.place.keys()
         chosen = catalog.choice()
-        for metadata in catalog.completed(chosen[1].job_id)[0] if chosen else ():
+        completed = catalog.completed(chosen[1].job_id)[0] if chosen else []
+        for metadata in completed:
             verify_checkpoint(catalog, metadata)
-            outcome.verified += 1
     spark = small_spark(home / "plain", cores=1)
     plain = keys_by_plain_spark(spark, len(found), str(home / "plain" / "checkpoint"))
     spark.stop()
-    outcome.rows, outcome.like_plain_spark = len(found), found == plain
+    outcome.ends.append(End(len(found), found == plain, len(completed)))
+    keep()
 
 
 def main() -> int:
@@ -184,12 +244,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--on", choices=list(_WORKERS), default="standalone", help="the cluster")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many")
+    parser.add_argument(
+        "--progress", type=Path, help="a file that keeps what was done, from which the next call goes on"
+    )
     parser.add_argument("--directory", type=Path, help="a new one, for logs; by default a temporary one")
     parser.add_argument("--table", type=Path, help="write a Markdown page")
     asked = parser.parse_args()
     home = asked.directory or Path(tempfile.mkdtemp(prefix="host-kills-"))
     print(f"Logs are in {home}", flush=True)
-    outcome = Outcome([])
+    outcome = Outcome.read(asked.progress)
     try:
         _run(asked, home.absolute(), outcome)
     except Exception:
@@ -197,8 +260,8 @@ def main() -> int:
     if asked.table:
         asked.table.write_text(page(outcome, asked), encoding="utf-8")
     good = sum(case.identical for case in outcome.cases)
-    print(f"{good} of {asked.cases} identical; like plain Spark: {outcome.like_plain_spark}")
-    return 0 if good == asked.cases and outcome.like_plain_spark and outcome.verified else 1
+    print(f"{good} of {asked.cases} identical; like plain Spark at the end of each cluster: {outcome.is_good}")
+    return 0 if good == asked.cases and outcome.is_good else 1
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ _YEAR_1973_MS = 10**11
 #: Names that are points in time, however early.
 _TIMES = ("watermark_ms", "timestamp_ms")
 #: Most rows of a table whose cells are folded.
-_LONG = 1000
+_LONG = 300
 
 
 def escape_what_cannot_be_encoded() -> None:
@@ -101,7 +101,7 @@ def say_table(
 ) -> None:
     """Print a table to stdout; what does not fit into the width of the terminal is folded, and nothing is cut off.
 
-    A long table is printed with one line a row instead, however wide: nobody folds 10,000 rows within a second. Where
+    A long table is printed with one line a row instead, however wide: nobody folds 1,000 rows within a second. Where
     the terminal is too narrow even for a folded table, each row is printed as a list of its cells.
 
     Args:

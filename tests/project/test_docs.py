@@ -546,6 +546,14 @@ def on_kubernetes(block: Block, bench: Bench, data: Path) -> None:
     assert defined["storage"].live_location is dagster_ckpt.LiveLocationPlace.STORAGE
 
 
+def in_a_pod_of_its_own(block: Block, bench: Bench, data: Path) -> None:
+    """What Spark makes of such a submission is looked at in tests/system/cluster."""
+    del bench
+    told = block.run(data)["spark"].command("turnover", "run")
+    assert "spark.kubernetes.container.image=registry.example/shop:1" in told
+    assert told[told.index("--class") + 2].startswith("local:///opt/spark/jars/spark-launcher_")
+
+
 def lineage(block: Block, bench: Bench, data: Path) -> None:
     """In a process of its own, whose Spark starts with the listener; the listener's jar is fetched once, by Ivy."""
     del bench
@@ -926,7 +934,10 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("Run the driver outside of the Dagster run", a_submitted_driver),
         ("On YARN", a_driver_on_yarn),
     ],
-    "docs/how-to/kubernetes.md": [("Run on Kubernetes", on_kubernetes)],
+    "docs/how-to/kubernetes.md": [
+        ("Run on Kubernetes", on_kubernetes),
+        ("A driver in a pod of its own", in_a_pod_of_its_own),
+    ],
     _LINEAGE: [("Send lineage to OpenLineage", lineage)],
     "docs/how-to/upgrade.md": [("When the code changes", an_upgrade)],
     "docs/how-to/without-dagster.md": [
