@@ -204,7 +204,7 @@ def _at_the_ends(outcome: Outcome) -> list[str]:
     like = all(end.like_plain_spark for end in outcome.ends)
     rows, verified = (sum(getattr(end, name) for end in outcome.ends) for name in ("rows", "verified"))
     told = "has the rows that plain Spark makes" if outcome.ends and like else "was **not** compared with plain Spark"
-    failed = [f"Failed in an earlier call, and run again: {case.number}, {case.lost}." for case in outcome.failed]
+    failed = [f"Failed in an earlier call, and run again: {case.number}, {case.lost}.\n" for case in outcome.failed]
     if outcome.begun == len(outcome.ends) == 1:
         return [f"At the end the table {told}: {rows:,} rows. {verified} retained checkpoints verified."]
     return [
