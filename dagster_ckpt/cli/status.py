@@ -20,7 +20,7 @@ from dagster_ckpt.checkpoint import (
     job_directories,
     states_of_jobs,
 )
-from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import StorageError
@@ -75,10 +75,8 @@ def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -
 
 def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
     """Print how the jobs are doing; whether one of them needs help."""
-    clock, names = SystemClock(), job_directories(filesystem) if job is None else [job]
+    clock, names = SystemClock(), job_directories(filesystem) if job is None else asked_jobs(job, filesystem)
     states = [found for found in states_of_jobs(filesystem, names, clock) if found is not None]
-    if job is not None and not states:
-        require_job(job, filesystem)
     rows = [_row(found, clock.time()) for found in states]
     if as_json:
         say_json(rows)

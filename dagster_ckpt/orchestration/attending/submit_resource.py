@@ -164,6 +164,12 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
 
     def _check(self) -> None:
         check_master(self.master, self.deploy_mode, self.conf)
+        if redacted(self.master) != self.master:
+            raise InvalidConfiguration(
+                f"The master {redacted(self.master)} has a credential, and every user of a host can read the "
+                "command line.",
+                hint="Write the URL without the credential; a file that KUBECONFIG names may have it.",
+            )
         self._check_image()
         if not all(self.definitions.partition(":")):
             raise InvalidConfiguration(

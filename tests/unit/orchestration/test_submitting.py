@@ -339,6 +339,7 @@ def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_pa
             {"master": "mesos://host:5050"},
             "Spark knows no master 'mesos://host:5050', or SparkSubmitResource does not.",
         ),
+        ({"master": "k8s://https://me:abc@host"}, "The master k8s://https://***@host has a credential, and every user"),
         (KUBERNETES, "Nothing names the image of the pods, without which k8s://https://host:443 starts none."),
         ({**KUBERNETES, "image": "a:1", "conf": {IMAGE: "a:2"}}, f"image is 'a:1', and {IMAGE} of conf is 'a:2'."),
         ({"image": "a:1", "master": "yarn"}, "image is for a master on Kubernetes, and the master is 'yarn'."),
