@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 from dagster_ckpt.errors import InvalidConfiguration, SparkNotStarted
@@ -19,6 +18,7 @@ YARN = "yarn"
 #: How the URL of a Kubernetes begins.
 KUBERNETES = "k8s://"
 _MASTER = re.compile(r"local(\[.*\])?|spark://.+|yarn|k8s://.+")
+_API_SERVER = re.compile(r"k8s://((?P<scheme>https?)://)?(?P<host>\[[^]]+\]|[^:/]+)(:(?P<port>\d+))?(/|$)")
 #: What a driver on a cluster needs, by how its master begins. Then spark-submit ends with the driver, and so tells that
 #: the driver has ended before its first record; and the cluster starts no second driver.
 _ON_CLUSTER = {
@@ -119,13 +119,10 @@ def find_master(master: str, conf: Mapping[str, str]) -> None:
 
 def _api_server(master: str) -> str:
     """Host and port of a Kubernetes: Spark takes HTTPS where the URL names no scheme."""
-    url = master.removeprefix(KUBERNETES)
-    parts = urlsplit(url if "://" in url else f"https://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        return parts.netloc  # no connection is tried there
-    return f"{parts.hostname}:{port or (80 if parts.scheme == 'http' else 443)}"
+    found = _API_SERVER.match(master)
+    if found is None:
+        return master  # no connection is tried there
+    return f"{found['host']}:{found['port'] or (80 if found['scheme'] == 'http' else 443)}"
 
 
 def _yarn_directories() -> str:
