@@ -209,8 +209,9 @@ def _launch() -> Any:
         except PySparkRuntimeError as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines() or [str(error)]
+            telling = next((line for line in lines if "Exception" in line or "Error" in line), lines[-1])
             raise StorageUnusable(
-                f"The JVM for Hadoop's client did not start: {lines[-1]}",
+                f"The JVM for Hadoop's client did not start: {telling.strip()}",
                 hint="It is started by Spark's own spark-submit: see that `pyspark` starts on this machine.",
             ) from error
     _raise_at_once(gateway._gateway_client)  # noqa: SLF001 - where py4j's answers come in

@@ -15,7 +15,6 @@ from assets.delays import delays_query
 from dagster_ckpt import (
     CheckpointConfig,
     FileSystemCheckpointStorage,
-    LiveLocationPlace,
     RestartStrategies,
     SparkSubmitResource,
     build_checkpoint_definitions,
@@ -53,9 +52,7 @@ defs = build_checkpoint_definitions(
     [delays],
     resources={
         "checkpoint_storage": FileSystemCheckpointStorage(
-            checkpoint_path=_spark["storage"] or str(_shared.storage),
-            working_directory=str(_shared.live),
-            live_location=LiveLocationPlace.STORAGE if _spark["storage"] else LiveLocationPlace.AUTO,
+            checkpoint_path=str(_shared.storage), working_directory=str(_shared.live)
         ),
         "spark": SparkSubmitResource(
             definitions="tests.system.cluster.submitted:defs",
