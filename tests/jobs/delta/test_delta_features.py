@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.errors import SinkMismatch
+from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
 from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink
 from dagster_ckpt.spark.sinks.delta.commits import parse_commit
 from tests.helpers.spark.streaming import confs
@@ -275,6 +276,23 @@ def test_rows_come_back_only_if_delta_has_looked_at_them(bench: Bench) -> None:
     sql(bench, "ALTER TABLE {table} DROP CONSTRAINT small")
     starts.begun(4, ahead)
     assert ids(bench) == [1, 100]
+
+
+def test_a_table_whose_commits_a_catalog_coordinates_is_refused(bench: Bench) -> None:
+    """By Delta, before anything is written; nobody needs the catalog for that."""
+    created(bench, enableInCommitTimestamps="true", enableDeletionVectors="true")
+    first = bench.sink / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    (protocol,) = (line["protocol"] for line in lines if "protocol" in line)
+    for features in (protocol["readerFeatures"], protocol["writerFeatures"]):
+        features += ["catalogManaged", "vacuumProtocolCheck"]
+    first.write_text("\n".join(map(json.dumps, lines)))
+    for checksum in first.parent.glob("*.crc"):
+        checksum.unlink()
+    (first.parent / f".{first.name}.crc").unlink(missing_ok=True)
+    with pytest.raises(CheckpointFailure, match="Path-based access is not allowed for Catalog-Managed table"):
+        starts_of(bench).begun(1)
+    assert version(bench) == 0
 
 
 @_LONG

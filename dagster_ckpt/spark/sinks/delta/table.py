@@ -43,11 +43,13 @@ class DeltaTable:
         path: the directory or URL of the table.
 
     Raises:
+        CheckpointFailure: Delta does not open the table, such as one whose commits a catalog coordinates.
         InvalidConfiguration: the session has no Delta.
     """
 
     format = "Delta"
 
+    @explained
     def __init__(self, session: SparkSession, path: str) -> None:
         self.path = path
         jvm: Any = session._jvm  # noqa: SLF001 - Delta has no Python interface to its transactions
