@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
-from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink
+from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink, DeltaTable
 from dagster_ckpt.spark.sinks.delta.commits import parse_commit
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import Bench
@@ -295,6 +295,15 @@ def test_a_table_whose_commits_a_catalog_coordinates_is_refused(bench: Bench) ->
     assert version(bench) == 0
 
 
+def test_the_next_commit_of_each_writer_is_under_the_lock_of_all(bench: Bench) -> None:
+    """A start has Delta forget its own object of the table, by which the others take turns."""
+    created(bench)
+    tables = [DeltaTable(bench.spark, str(bench.sink)) for _ in range(2)]
+    assert not tables[0]._log.equals(tables[1]._log)
+    first, second = (table._transaction().deltaLog() for table in tables)
+    assert first.equals(second)
+
+
 @_LONG
 def test_writers_of_one_process_take_turns(bench: Bench) -> None:
     """On a local disk a version can take the place of another; within a process Delta's lock sees to that."""
@@ -305,6 +314,7 @@ def test_writers_of_one_process_take_turns(bench: Bench) -> None:
         starts = starts_of(bench, job=f"job {number}")
         try:
             sink = starts.attached()
+            assert sink._table.version == 0
             opened.wait()
             starts.begin(sink, 1)
             for batch in range(batches):
