@@ -11,12 +11,17 @@ __all__ = [
     "ASKING_TAG",
     "ATTEMPT_TAG",
     "ATTENDS_TAG",
+    "BEGUN",
     "CODE_TAG",
     "DETECTED_AT_TAG",
+    "DONE",
+    "FAILED",
     "FAILED_AT_TAG",
     "JOB_ID_TAG",
     "JOB_TAG",
+    "LEFT_OUT",
     "PARENT_RUN_TAG",
+    "REHEARSAL_TAG",
     "RESTORED_FROM_TAG",
     "RESUMES_TAG",
     "ROLLBACK_OF_TAG",
@@ -60,6 +65,9 @@ ASKED_BY_TAG = "dagster_ckpt/asked_by"
 #: the tags of a resumed run when it takes the job over.
 STANDBY_OF_TAG = "dagster_ckpt/standby_of"
 CODE_TAG = "dagster_ckpt/code"
+#: Of such a run: how far its rehearsal is, or that there is none because the run before has died during one.
+REHEARSAL_TAG = "dagster_ckpt/rehearsal"
+BEGUN, DONE, FAILED, LEFT_OUT = "begun", "done", "failed", "left out"
 PARENT_RUN_TAG = "dagster/parent_run_id"
 ROOT_RUN_TAG = "dagster/root_run_id"
 RUN_KEY_TAG = "dagster/run_key"

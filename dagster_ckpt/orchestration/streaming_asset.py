@@ -142,6 +142,7 @@ def checkpointed_streaming_asset(
     previous: Mapping[str, QueryFunction] | None = None,
     green: Mapping[str, QueryFunction] | None = None,
     standby: bool = False,
+    rehearsal: bool = True,
     automation_condition: dg.AutomationCondition[Any] | None = None,
     freshness_policy: Any = None,
     pool: str | None = None,
@@ -199,6 +200,7 @@ def checkpointed_streaming_asset(
             of them runs from when a run is launched with its version as ``code_version``.
         standby: beside a running job another Dagster run waits, with a Spark that is started and warm, and takes the
             job over when the job's run is dead.
+        rehearsal: the standby lets the query compute a few batches on a copy of the newest checkpoint, for nobody.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.
@@ -277,6 +279,7 @@ def checkpointed_streaming_asset(
                 storage_key=storage_key,
                 spark_key=spark_key,
                 most_restarts_per_hour=most_restarts_per_hour,
+                rehearses=rehearsal,
                 op_name=output.op.name,
             )
             if before is None or before.key != asset.key:

@@ -35,7 +35,7 @@ from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
-from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run
+from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run, op_config
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark import (
@@ -161,8 +161,9 @@ def _after_standing_by(
     report_interval: float,
 ) -> RunResult | None:
     """Wait beside the job, and drive it when its run is dead; ``None`` when there was nothing to take over."""
-    own_run = OwnRun(context.instance, context.run.run_id, SystemClock())
-    waiting = StandbyRun(context, asset, catalog, SystemClock(), own_run.look)
+    own_run, given = OwnRun(context.instance, context.run.run_id, SystemClock()), op_config(context.run, asset.op_name)
+    job = partial(streaming_job, asset, asset.settings.of_run(given), context, given, catalog.filesystem)
+    waiting = StandbyRun(context, asset, catalog, SystemClock(), own_run.look, job)
     while (takeover := waiting.wait()) is not None:
         try:
             return _drive(context, asset, catalog, events, report_interval, (waiting, takeover))

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         Comparison,
         Drilled,
         Freshness,
+        NotRehearsedError,
+        Rehearsed,
         compare_rows,
         drill_restore,
         find_common,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         no_bar,
         read_state,
         read_state_metadata,
+        rehearse,
         state_operator,
     )
     from dagster_ckpt.spark.query import has_watermark, plan_nodes, start_jvm, start_session, streaming_session
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
         TransactionalFileSink,
         sink_to,
     )
-    from dagster_ckpt.spark.standby import WarmSession, adopt_standby, end_standby, keep_standby
+    from dagster_ckpt.spark.standby import Rehearsal, WarmSession, adopt_standby, end_standby, keep_standby
     from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
@@ -89,9 +92,12 @@ __all__ = [
     "Freshness",
     "IcebergSink",
     "JobStorage",
+    "NotRehearsedError",
     "PlannedBatches",
     "PostgresSink",
     "Preflight",
+    "Rehearsal",
+    "Rehearsed",
     "RequestTold",
     "Restarting",
     "RunResult",
@@ -129,6 +135,7 @@ __all__ = [
     "read_state",
     "read_state_metadata",
     "recorded_live",
+    "rehearse",
     "sink_to",
     "start_jvm",
     "start_session",

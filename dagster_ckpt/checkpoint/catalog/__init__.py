@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, shared_in_use, unreadable_id
 from dagster_ckpt.checkpoint.catalog.fetched_ahead import FetchedAhead
-from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.file_reader import Take, copy_files, materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent, older_than, reclaimable_bytes
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest, read_newest
 from dagster_ckpt.checkpoint.catalog.pointers import (
@@ -29,6 +29,7 @@ __all__ = [
     "FetchedAhead",
     "Newest",
     "SpotCheck",
+    "Take",
     "check_label",
     "copy_files",
     "fallback_of",

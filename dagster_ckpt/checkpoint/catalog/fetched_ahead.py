@@ -76,6 +76,11 @@ class FetchedAhead:
         )
         self._thread.start()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a checkpoint has been fetched."""
+        return bool(self._fetched)
+
     def wait(self) -> None:
         """Wait until nothing is under way."""
         if self._thread is not None:
@@ -93,33 +98,31 @@ class FetchedAhead:
             target: the directory to move the files to, with all its subdirectories.
             told: is called with the size of each file that was moved, on several threads.
         """
+        return self._placed(Path.replace, files, target, told)
+
+    def lend(self, files: Sequence[FileEntry], target: Path, told: Callable[[int], object]) -> tuple[FileEntry, ...]:
+        """As :meth:`take`, and keep the files: they are linked, and so are not to be changed in their place."""
+        return self._placed(os.link, files, target, told)
+
+    def _placed(
+        self,
+        place: Callable[[Path, Path], object],
+        files: Sequence[FileEntry],
+        target: Path,
+        told: Callable[[int], object],
+    ) -> tuple[FileEntry, ...]:
         if self._directory is None:
             return tuple(files)
+        one = partial(_placed, place, self._directory, target, told)
         with ThreadPoolExecutor(os.cpu_count(), "dagster-ckpt-take") as pool:
-            taken = list(pool.map(partial(self._take, self._directory, target, told), files))
-        return tuple(file for file, is_here in zip(files, taken, strict=True) if not is_here)
+            is_here = list(pool.map(one, files))
+        return tuple(file for file, here in zip(files, is_here, strict=True) if not here)
 
     def remove(self) -> None:
         """Fetch nothing more, and delete what is here."""
         self.stop()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _take(self, directory: Path, target: Path, told: Callable[[int], object], file: FileEntry) -> bool:
-        if file.reference is None or file.sha256 is None:
-            return False
-        place = target / file.path
-        try:
-            (directory / file.sha256).replace(place)
-        except OSError:
-            return False
-        with place.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if (place.stat().st_size, digest) != (file.size, file.sha256):
-            place.unlink()
-            return False
-        told(file.size)
-        return True
 
     def _fetch(self, reference: str, epoch: int) -> None:
         try:
@@ -166,6 +169,30 @@ class FetchedAhead:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         return directory
+
+
+def _placed(
+    place: Callable[[Path, Path], object],
+    directory: Path,
+    target: Path,
+    told: Callable[[int], object],
+    file: FileEntry,
+) -> bool:
+    """Have a fetched file below ``target``, and compare it with the manifest; whether it is there now."""
+    if file.reference is None or file.sha256 is None:
+        return False
+    there = target / file.path
+    try:
+        place(directory / file.sha256, there)
+    except OSError:
+        return False
+    with there.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if (there.stat().st_size, digest) != (file.size, file.sha256):
+        there.unlink()
+        return False
+    told(file.size)
+    return True
 
 
 def _delete(path: Path) -> None:

@@ -119,6 +119,9 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
         default="10 s", description="The least time between two reports of checkpoints to Dagster."
     )
     standby: bool = Field(default=False, description="Another run waits with a warm Spark, to take the job over.")
+    rehearsal: bool = Field(
+        default=True, description="A standby lets the query compute a few batches on a copy of the newest checkpoint."
+    )
     pool: str | None = Field(default=None, description="As of any asset.")
     op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")
     run_tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
@@ -196,6 +199,7 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             green=self.green,
             report_interval=self.report_interval or "0 s",
             standby=self.standby,
+            rehearsal=self.rehearsal,
             automation_condition=self.automation_condition,
             freshness_policy=self.freshness_policy,
             hooks=self.hooks,

@@ -87,7 +87,8 @@ class StandbyRuns:
         if latest is not None and latest.dagster_run.tags.get(names.RUN_KEY_TAG) == key:
             return None  # it has ended by itself, or its user has canceled it; the job's next run gets another one
         self._sweep(asset, Standbys(storage, asset.name))
-        return self._launching(asset, sight.claim.run_id, key)
+        has_died = failed is not None and failed.dagster_run.tags.get(names.REHEARSAL_TAG) == names.BEGUN
+        return self._launching(asset, sight.claim.run_id, key, rehearses=not has_died)
 
     def _is_kept(self, asset: CheckpointedStreamingAsset, standbys: Standbys, run: dg.DagsterRun) -> bool:
         """Whether a standby lives and is wanted."""
@@ -126,13 +127,14 @@ class StandbyRuns:
         records = self._instance.get_run_records(asked, limit=5)
         return [record for record in records if names.stands_by(record.dagster_run.tags)]
 
-    def _launching(self, asset: CheckpointedStreamingAsset, beside: str, key: str) -> dg.RunRequest:
+    def _launching(self, asset: CheckpointedStreamingAsset, beside: str, key: str, *, rehearses: bool) -> dg.RunRequest:
         parent = self._instance.get_run_by_id(beside)
         tags = {
             **({} if parent is None else names.of_user(parent.tags)),
             names.STANDBY_OF_TAG: asset.name,
             names.CODE_TAG: self._code,
             names.MAX_RETRIES_TAG: "0",
+            **({} if rehearses else {names.REHEARSAL_TAG: names.LEFT_OUT}),
         }
         config = continuing(parent, asset.op_name)
         return dg.RunRequest(run_key=key, job_name=names.standby_job(asset.name), run_config=config, tags=tags)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
@@ -22,10 +22,11 @@ from dagster_ckpt.orchestration.attending import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.run_settings import continuing, op_config
 from dagster_ckpt.orchestration.sensors import JobWatch
+from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.resume import nothing_to_do
 from dagster_ckpt.shown_text import redacted
-from dagster_ckpt.spark import Earlier, WarmSession
+from dagster_ckpt.spark import Earlier, StreamingJob, WarmSession
 
 __all__ = ["StandbyRun", "Takeover"]
 
@@ -60,6 +61,7 @@ class StandbyRun:
         catalog: the job's checkpoints.
         clock: of this host.
         on_turn: called between two looks; an exception of it ends the run.
+        job: makes the job that the run will drive.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class StandbyRun:
         catalog: CheckpointCatalog,
         clock: Clock,
         on_turn: Callable[[], None],
+        job: Callable[[], StreamingJob],
     ) -> None:
         self._context, self._asset, self._catalog = context, asset, catalog
         self._clock, self._on_turn = clock, on_turn
@@ -77,6 +80,7 @@ class StandbyRun:
         #: Has the newest checkpoint on this machine; ``None`` where a start reads the storage as fast.
         self.ahead = self._fetched_ahead()
         self._warm: WarmSession | None = None
+        self._rehearsing = Rehearsing(context, asset, catalog, lambda: replace(job(), ahead=self.ahead))
         self._is_told = False
         self._sight: Sight | None = None
         self._beside = ""
@@ -113,6 +117,7 @@ class StandbyRun:
     def leave(self) -> None:
         """Take the sign and what was fetched away: this run ends."""
         self._sign.remove()
+        self._rehearsing.end()
         if self.ahead is not None:
             self.ahead.remove()
 
@@ -169,7 +174,10 @@ class StandbyRun:
         if nothing_to_do(sight, None) is not None:
             self._pause = _TURN
             self._fetch_newest(sight)
+            self._rehearsing.go_on(may_begin=self.ahead is None or self.ahead.has_any)
             return None
+        if (is_free := self._rehearsing.gives_way()) is not True:
+            return None if is_free is False else "the job's run has died, and the rehearsal of the standby does not end"
         self._pause = min(1.5 * self._pause, _LONGEST_TURN)
         return self._decided(sight.claim)
 

@@ -3,6 +3,7 @@
 from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows, find_common
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.freshness import Freshness, freshness_of
+from dagster_ckpt.spark.proof.rehearsal import NotRehearsedError, Rehearsed, rehearse
 from dagster_ckpt.spark.proof.scratch_copy import Bar, no_bar
 from dagster_ckpt.spark.proof.state_reader import read_state, read_state_metadata, state_operator
 
@@ -11,6 +12,8 @@ __all__ = [
     "Comparison",
     "Drilled",
     "Freshness",
+    "NotRehearsedError",
+    "Rehearsed",
     "compare_rows",
     "drill_restore",
     "find_common",
@@ -18,5 +21,6 @@ __all__ = [
     "no_bar",
     "read_state",
     "read_state_metadata",
+    "rehearse",
     "state_operator",
 ]

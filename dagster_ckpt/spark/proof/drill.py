@@ -1,56 +1,34 @@
 """A restore drill: the newest checkpoint is restored aside, and the job's query computes one batch from it.
 
 Nothing of the job is touched. The batch goes nowhere, the live location is a copy, no epoch is claimed, and no record
-is written. Spark acknowledges a batch to its source when Spark plans the next batch, and a drill ends before that. If
-Spark plans the drill's own batch, Spark acknowledges the previous batch. So Spark plans the drill's batch only for
-sources that ignore this; for all other sources the batch is empty.
+is written.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, PlannedBatch, find_newest
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import QueryFailed
-from dagster_ckpt.paths import hadoop_path
-from dagster_ckpt.spark.batches import lay_out, planned_files
+from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import AFTER_IT, check_unpacked, kafka_findings, rows_of, version_finding
+from dagster_ckpt.spark.proof.batch_on_copy import BatchOnCopy
 from dagster_ckpt.spark.proof.scratch_copy import Bar, copied, no_bar, nothing_to_copy, scratch_place
-from dagster_ckpt.spark.query import (
-    await_tasks,
-    check_state_backend,
-    failure_of,
-    keeps_its_input,
-    known_providers,
-    make_active,
-    stop_query,
-)
+from dagster_ckpt.spark.query import check_state_backend, known_providers, make_active
 from dagster_ckpt.spark.run import Queries
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
 __all__ = ["Drilled", "drill_restore"]
-
-#: What the batch of a drill has read.
-AS_PLANNED, NEW, NOTHING = "as planned", "new input", "nothing new"
-_LOOK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +128,9 @@ def drill_restore(
             _pass(job, restored, kafka_findings(restored.facts, inputs, known))
         build_seconds = watch.lap()
         location = CheckpointLocation(directory / LOCATION, known_providers(job.state_backend))
+        batch = BatchOnCopy(spark, writer, restored, location, name=f"restore drill of {job.name}", timeout=timeout)
         try:
-            read, report = _Batch(job, spark, writer, restored, location, timeout).run(known)
+            read, report = batch.run(known)
         finally:
             make_active(spark)  # as it was before the query was built
         batch_seconds = watch.lap()
@@ -189,83 +168,6 @@ class _Watch:
         """Seconds since the last lap."""
         before, self._from = self._from, self._clock.monotonic()
         return round(self._from - before, 3)
-
-
-class _Batch:
-    """The batch of a drill.
-
-    Args:
-        job: the job.
-        spark: the session that Spark was started with.
-        writer: of the job's query.
-        restored: the checkpoint.
-        location: the copy.
-        timeout: how long the batch may take.
-    """
-
-    def __init__(
-        self,
-        job: StreamingJob,
-        spark: SparkSession,
-        writer: DataStreamWriter,
-        restored: CheckpointMetadata,
-        location: CheckpointLocation,
-        timeout: timedelta,
-    ) -> None:
-        self._job = job
-        self._spark = spark
-        self._restored = restored
-        self._location = location
-        self._timeout = timeout
-        self._keeps_its_input = partial(keeps_its_input, writer)
-        self._writer = (
-            writer.format("noop")
-            .trigger(once=True)
-            .queryName(f"restore drill of {job.name}")
-            .option("checkpointLocation", hadoop_path(location.path))
-        )
-
-    def run(self, known: Sequence[PlannedBatch]) -> tuple[str, dict[str, Any]]:
-        """Commit the batch after the checkpoint: what it read, and Spark's report of it."""
-        following = self._restored.batch + 1
-        if known and known[0].batch == following:
-            lay_out(known[0], self._location.path)
-        if self._location.planned() == following:
-            return AS_PLANNED, self._once()
-        report = self._once() if self._keeps_its_input() else {}
-        if self._location.last_committed() == following:
-            return NEW if report.get("numInputRows") else NOTHING, report
-        # Spark runs no batch without input; a plan that ends where the last batch ended opens the state all the same.
-        (self._location.path / "offsets" / str(following)).write_bytes(
-            (self._location.path / "offsets" / str(self._restored.batch)).read_bytes()
-        )
-        return NOTHING, self._once()
-
-    def _once(self) -> dict[str, Any]:
-        """Run the query for one batch at most; Spark's last report."""
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - PySpark is loaded where it runs
-
-        try:
-            query = self._writer.start()
-        except PySparkException as error:
-            raise failure_of(error, self._job.name, self._restored) from error
-        try:
-            until = monotonic() + self._timeout.total_seconds()
-            while not (ended := query.awaitTermination(_LOOK)) and monotonic() < until:
-                pass
-        except PySparkException as error:
-            raise failure_of(error, self._job.name, self._restored) from error
-        finally:
-            stop_query(query)
-            await_tasks(self._spark, str(query.runId))
-        if not ended:
-            raise QueryFailed(
-                f"Batch {self._restored.batch + 1} of job {self._job.name!r} was not done within {self._timeout} after "
-                f"a restore of {self._restored.name}.",
-                hint="Give the drill more cores or more time.",
-            )
-        progress = query.lastProgress
-        return {} if progress is None else dict(json.loads(progress.json))
 
 
 def _sum(operators: Sequence[dict[str, Any]]) -> int | None:

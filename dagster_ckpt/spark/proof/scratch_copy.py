@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     FileEntry,
     ProcessIdentity,
+    Take,
     materialize_checkpoint,
     read_newest,
 )
@@ -72,6 +73,7 @@ def copied(
     wanted: Callable[[FileEntry], bool] = lambda _: True,
     prefer_checkpoint: bool = True,
     bar: Bar = no_bar,
+    take: Take | None = None,
 ) -> Iterator[tuple[CheckpointMetadata, Path]]:
     """Copy a checkpoint into a new directory, verified on the way; the directory is removed at the end.
 
@@ -85,6 +87,7 @@ def copied(
         wanted: which files are copied.
         prefer_checkpoint: as of :func:`~dagster_ckpt.checkpoint.find_newest`.
         bar: shows how far the copy is.
+        take: as of :func:`~dagster_ckpt.checkpoint.materialize_checkpoint`; what it gives is not changed in its place.
 
     Returns:
         the checkpoint, and the directory; the checkpointLocation is the directory ``checkpoint`` in it.
@@ -104,10 +107,12 @@ def copied(
             shutil.rmtree(copy, ignore_errors=True)
             part = replace(metadata, files=tuple(filter(wanted, metadata.files)))
             with bar(f"Copying {metadata.name}", part.size) as told:
-                materialize_checkpoint(catalog, part, copy, told)
+                materialize_checkpoint(catalog, part, copy, told, take)
 
         metadata = _made(catalog, checkpoint, make, prefer_checkpoint=prefer_checkpoint)
-        (copy / LOCATION / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
+        own = copy / LOCATION / "metadata"
+        own.unlink(missing_ok=True)
+        own.write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
         prepare_location(copy / LOCATION)
         yield metadata, copy
     finally:

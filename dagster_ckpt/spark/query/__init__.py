@@ -9,6 +9,7 @@ from dagster_ckpt.spark.query.logical_plan import (
     has_watermark,
     keeps_its_input,
     listed_sources,
+    notices_reading,
     plan_nodes,
     recorded_kind,
     sources_of,
@@ -30,6 +31,7 @@ from dagster_ckpt.spark.query.state_backend import (
     ignored_partitions,
     ignored_settings,
     known_providers,
+    unload_state,
 )
 from dagster_ckpt.spark.query.tasks import await_tasks, flag_of_end, stop_query
 from dagster_ckpt.spark.query.trial_run import try_query
@@ -61,6 +63,7 @@ __all__ = [
     "listed_sources",
     "make_active",
     "not_built",
+    "notices_reading",
     "plan_nodes",
     "plan_of",
     "recorded_kind",
@@ -71,5 +74,6 @@ __all__ = [
     "stop_query",
     "streaming_session",
     "try_query",
+    "unload_state",
     "with_options",
 ]

@@ -23,6 +23,7 @@ __all__ = [
     "has_watermark",
     "keeps_its_input",
     "listed_sources",
+    "notices_reading",
     "plan_nodes",
     "recorded_kind",
     "sources_of",
@@ -41,6 +42,7 @@ _KEEPING = frozenset(
     | {"text", "xml"}
 )
 _CLEANS_UP = "cleansource"
+_GROUP = "kafka.group.id"
 #: The format of a table of a catalog, by the class of the table.
 _OF_TABLES = {"org.apache.iceberg.spark.source.SparkTable": "iceberg"}
 
@@ -195,6 +197,20 @@ def keeps_its_input(writer: DataStreamWriter) -> bool:
     return all(
         source.format in _KEEPING and _CLEANS_UP not in str(source.options).lower() for source in listed_sources(writer)
     )
+
+
+def notices_reading(writer: DataStreamWriter) -> str:
+    """Why somebody may notice that a source of a query is opened or read once more; empty if nobody does.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
+    """
+    for source in listed_sources(writer):
+        if source.format not in _KEEPING:
+            return f"source {source.id} ({source.format or 'of no known format'}) may notice that it is read"
+        if source.option(_GROUP) is not None:
+            return f"source {source.id} reads in a consumer group of its own, of which the job's run is a member"
+    return ""
 
 
 def listed_sources(writer: DataStreamWriter) -> list[QuerySource]:

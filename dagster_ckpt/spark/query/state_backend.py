@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,14 @@ from dagster_ckpt.stored_json import believed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_partitions", "check_state_backend", "ignored_partitions", "ignored_settings", "known_providers"]
+__all__ = [
+    "check_partitions",
+    "check_state_backend",
+    "ignored_partitions",
+    "ignored_settings",
+    "known_providers",
+    "unload_state",
+]
 
 _BACKENDS = {HDFS_PROVIDER: "HashMapStateBackend()", ROCKSDB_PROVIDER: "EmbeddedRocksDBStateBackend()"}
 
@@ -119,6 +127,15 @@ def ignored_settings(
             if fixed.get(key, value) != value
         ]
     return reasons
+
+
+def unload_state(spark: SparkSession) -> None:
+    """Close the state stores that this JVM has loaded, with their memory, in a JVM without a running query.
+
+    Executors elsewhere unload the state of an ended query by themselves.
+    """
+    with contextlib.suppress(Exception):  # what is still loaded is of files that are gone
+        spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:

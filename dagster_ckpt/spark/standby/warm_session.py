@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from dagster_ckpt.checkpoint import ProcessIdentity, mark_children
 from dagster_ckpt.config import StateBackend
 from dagster_ckpt.errors import DriverLost
 from dagster_ckpt.spark.jvm import IN_THIS_PROCESS, run_small_query
-from dagster_ckpt.spark.query import driver_jvm_pid, streaming_session
+from dagster_ckpt.spark.query import driver_jvm_pid, streaming_session, unload_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,8 +88,7 @@ def _run_stream(session: SparkSession) -> None:
     try:
         run_small_query(session, scratch)
     finally:
-        with contextlib.suppress(Exception):  # what is still loaded is of files that are gone
-            jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+        unload_state(session)
         shutil.rmtree(scratch, ignore_errors=True)
     jvm.System.gc()
 

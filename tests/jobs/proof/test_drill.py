@@ -12,7 +12,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointNotFound, QueryMismatch, RestoreWithLoss
-from dagster_ckpt.spark.proof.drill import AS_PLANNED, NEW, NOTHING, Drilled, drill_restore
+from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING
+from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from tests.jobs.harness import NEVER, OFTEN, Bench, deduplicated, eventually, tree
 
 if TYPE_CHECKING:

@@ -148,6 +148,25 @@ def test_a_dead_standby_is_marked_and_replaced_after_a_pause(bench: Bench, pass_
     assert bench.job.failures.of(claim.series) == [], "a standby is no failure of the job"
 
 
+@pytest.mark.parametrize(
+    ("last", "tag"), [(names.BEGUN, names.LEFT_OUT), (names.DONE, None), (names.FAILED, None), (names.LEFT_OUT, None)]
+)
+def test_the_standby_after_one_that_died_in_its_rehearsal_does_not_rehearse(
+    bench: Bench, pass_time: Callable[[float], None], last: str, tag: str | None
+) -> None:
+    claim = bench.run()
+    (request,) = bench.tick()
+    dead = bench.launched(request)
+    bench.instance.add_run_tags(dead, {names.REHEARSAL_TAG: last})
+    bench.sign(dead, alive=False)
+    bench.tick()
+    pass_time(31)
+    (newest,) = bench.job.catalog.completed(claim.run_id.replace("-", ""))[0]
+    bench.job.beat(claim, alive=True, ago=-31, completed=newest)
+    (another,) = bench.tick()
+    assert another.tags.get(names.REHEARSAL_TAG) == tag
+
+
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED])
 def test_a_standby_that_has_ended_is_not_replaced_beside_the_same_run(bench: Bench, status: Status) -> None:
     bench.run()

@@ -104,6 +104,20 @@ def test_only_what_is_new_is_fetched_and_only_what_is_needed_is_kept(bench: Benc
     assert bench.asked() == [], "it is here"
 
 
+def test_what_is_lent_is_still_there_for_a_start(bench: Bench, tmp_path: Path) -> None:
+    metadata = bench.run.checkpoint(state(3))
+    bench.fetch(metadata)
+    broken, *_ = bench.files.values()
+    broken.write_bytes(b"other bytes")
+    wanted = content(bench.storage, metadata)
+    bench.asked()
+    materialize_checkpoint(bench.catalog, metadata, tmp_path / "copy", take=bench.ahead.lend)
+    assert len(bench.asked()) == 1, "what is broken is read from the storage"
+    copy = tmp_path / "copy"
+    assert {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()} == wanted
+    assert len(bench.restore(metadata)) == 1
+
+
 def _gone(path: Path) -> None:
     path.unlink()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.query.logical_plan import StatefulKind, sources_of, stateful_kinds
+from dagster_ckpt.spark.query.logical_plan import StatefulKind, notices_reading, sources_of, stateful_kinds
 from tests.helpers.spark.streaming import SCHEMA, write_input
 
 if TYPE_CHECKING:
@@ -42,3 +42,13 @@ def test_what_is_no_stream_keeps_no_state(spark: SparkSession, tmp_path: Path) -
     stream = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
     assert not stateful_kinds(stream.join(table, "id").writeStream)
     assert stateful_kinds(stream.join(table, "id").distinct().writeStream) == {StatefulKind.DEDUPE: 1}
+
+
+def test_a_source_that_may_notice_that_it_is_opened_once_more_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    def noticed(name: str, **options: str) -> str:
+        return notices_reading(spark.readStream.format(name).options(**options).load().writeStream)
+
+    (tmp_path / "in").mkdir()
+    assert noticed("rate") == ""
+    assert noticed("text", path=str(tmp_path / "in"), cleanSource="delete") == "", "it deletes only what it is told of"
+    assert noticed("socket", host="127.0.0.1", port="1") == "source 0 (textsocket) may notice that it is read"

@@ -1,0 +1,76 @@
+"""The rehearsal of a standby, as its run tells of it: once, after the standby is warm, and never in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event as Flag
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import CheckpointCatalog
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.spark import Rehearsal, StreamingJob, rehearse
+
+__all__ = ["Rehearsing"]
+
+#: Seconds for which a takeover waits for the end of a rehearsal.
+_PATIENCE = 10.0
+
+
+class Rehearsing:
+    """The rehearsal of one standby.
+
+    Args:
+        context: of the run.
+        asset: of the job.
+        catalog: the job's checkpoints.
+        job: makes the job that the run will drive.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        asset: CheckpointedStreamingAsset,
+        catalog: CheckpointCatalog,
+        job: Callable[[], StreamingJob],
+    ) -> None:
+        self._context, self._catalog, self._job = context, catalog, job
+        self._is_due = asset.rehearses and names.REHEARSAL_TAG not in context.run.tags
+        self._under_way: Rehearsal | None = None
+
+    def go_on(self, *, may_begin: bool) -> None:
+        """Begin if that is due, and tell how it went once it is over."""
+        if self._is_due and may_begin:
+            self._is_due = False
+            # A standby that dies now is followed by one that does not rehearse.
+            self._tag(names.BEGUN)
+            self._under_way = Rehearsal(self._rehearse)
+        if self._under_way is not None and self._under_way.is_over:
+            done, self._under_way = self._under_way.outcome, None
+            if isinstance(done, str):
+                self._context.log.info(f"The standby has rehearsed: {done}.")
+            else:
+                said = redacted(str(done))
+                self._context.log.warning(f"The standby is warm, and has not rehearsed the query: {said}")
+            self._tag(names.DONE if isinstance(done, str) else names.FAILED)
+
+    def gives_way(self) -> bool | None:
+        """Have the session free: whether it is; ``None`` when the rehearsal does not end."""
+        if self._under_way is None or self._under_way.is_over:
+            return True
+        return False if self._under_way.cut() < _PATIENCE else None
+
+    def end(self) -> None:
+        """End it, and wait a moment until its copy is deleted."""
+        if self._under_way is not None:
+            self._under_way.cut()
+            self._under_way.join(_PATIENCE)
+
+    def _tag(self, state: str) -> None:
+        self._context.instance.add_run_tags(self._context.run.run_id, {names.REHEARSAL_TAG: state})
+
+    def _rehearse(self, cut: Flag) -> str:
+        done = rehearse(self._job(), self._catalog, cut)
+        return f"{done.batches} batches after a copy of {done.checkpoint}, in {done.seconds} s"
