@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from threading import Event as Flag
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import version_finding
 from dagster_ckpt.spark.proof.batch_on_copy import BatchOnCopy
-from dagster_ckpt.spark.proof.scratch_copy import copied, scratch_place
+from dagster_ckpt.spark.proof.scratch_copy import copied
 from dagster_ckpt.spark.query import check_state_backend, known_providers, make_active, notices_reading, unload_state
 from dagster_ckpt.spark.run import Queries
 
@@ -74,13 +75,14 @@ def rehearse(job: StreamingJob, catalog: CheckpointCatalog, cut: Flag) -> Rehear
         NotRehearsedError: nothing was rehearsed, or the rehearsal was cut.
         CheckpointError: the storage, the checkpoint or the query has failed.
     """
-    began, spark = monotonic(), job.session()
-    is_local = IN_THIS_PROCESS.match(str(spark.sparkContext.master)) is not None
-    place = scratch_place(spark, job.working_directory if is_local or job.shares_disk else None)
-    make_working_directory(job.working_directory, job.private_from)
+    began, spark, place = monotonic(), job.session(), job.working_directory
+    master = str(spark.sparkContext.master)
+    if not job.shares_disk and not IN_THIS_PROCESS.match(master):
+        raise NotRehearsedError(f"no working_directory is named that the executors of {master} reach")
+    make_working_directory(place, job.private_from)
 
     def check(metadata: CheckpointMetadata) -> None:
-        _refuse_large(metadata, job)
+        _refuse_large(metadata, place)
         check_state_backend(job.state_backend, metadata)
         if (error := version_finding(metadata.facts.spark_version, spark.version).error) is not None:
             raise error
@@ -128,12 +130,12 @@ def rehearse(job: StreamingJob, catalog: CheckpointCatalog, cut: Flag) -> Rehear
         return Rehearsed(restored.reference, computed(), round(monotonic() - began, 1))
 
 
-def _refuse_large(metadata: CheckpointMetadata, job: StreamingJob) -> None:
-    free = shutil.disk_usage(job.working_directory).free
+def _refuse_large(metadata: CheckpointMetadata, place: Path) -> None:
+    free = shutil.disk_usage(place).free
     if metadata.size > min(_MOST_BYTES, free / _ROOM):
         raise NotRehearsedError(
-            f"{metadata.name} has {metadata.size:,} bytes, and {job.working_directory} has room for {free:,}; at most "
-            f"{_MOST_BYTES:,} are copied, and only where there is {_ROOM} times the room"
+            f"{metadata.name} has {metadata.size:,} bytes, and {place} has room for {free:,}; at most {_MOST_BYTES:,} "
+            f"are copied, and only where there is {_ROOM} times the room"
         )
 
 

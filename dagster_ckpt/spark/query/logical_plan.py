@@ -42,7 +42,8 @@ _KEEPING = frozenset(
     | {"text", "xml"}
 )
 _CLEANS_UP = "cleansource"
-_GROUP = "kafka.group.id"
+#: Options by which a source joins, or writes, what is somebody else's too.
+_SHARING = ("kafka.group.id", "schematrackinglocation", "schemalocation")
 #: The format of a table of a catalog, by the class of the table.
 _OF_TABLES = {"org.apache.iceberg.spark.source.SparkTable": "iceberg"}
 
@@ -208,8 +209,9 @@ def notices_reading(writer: DataStreamWriter) -> str:
     for source in listed_sources(writer):
         if source.format not in _KEEPING:
             return f"source {source.id} ({source.format or 'of no known format'}) may notice that it is read"
-        if source.option(_GROUP) is not None:
-            return f"source {source.id} reads in a consumer group of its own, of which the job's run is a member"
+        for option in _SHARING:
+            if source.option(option) is not None:
+                return f"source {source.id} ({source.format}) has the option {option}, which the job's run has, too"
     return ""
 
 

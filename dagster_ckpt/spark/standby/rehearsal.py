@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 __all__ = ["Rehearsal"]
@@ -24,7 +26,9 @@ class Rehearsal:
         self._rehearse = rehearse
         self._cut = threading.Event()
         self._cut_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="dagster-ckpt-rehearsal", daemon=True)
+        # What the job's function asks of this thread's context, it finds there, too.
+        run = partial(contextvars.copy_context().run, self._run)
+        self._thread = threading.Thread(target=run, name="dagster-ckpt-rehearsal", daemon=True)
         self._thread.start()
 
     @property
