@@ -162,7 +162,10 @@ def _after_standing_by(
 ) -> RunResult | None:
     """Wait beside the job, and drive it when its run is dead; ``None`` when there was nothing to take over."""
     own_run, given = OwnRun(context.instance, context.run.run_id, SystemClock()), op_config(context.run, asset.op_name)
-    job = partial(streaming_job, asset, asset.settings.of_run(given), context, given, catalog.filesystem)
+
+    def job() -> StreamingJob:
+        return streaming_job(asset, asset.settings.of_run(given), context, given, catalog.filesystem)
+
     waiting = StandbyRun(context, asset, catalog, SystemClock(), own_run.look, job)
     while (takeover := waiting.wait()) is not None:
         try:

@@ -45,8 +45,8 @@ class Rehearsing:
         if self._is_due and may_begin:
             self._is_due = False
             # A standby that dies now is followed by one that does not rehearse.
-            self._tag(names.BEGUN)
-            self._under_way = Rehearsal(self._rehearse)
+            if self._is_tagged(names.BEGUN):
+                self._under_way = Rehearsal(self._rehearse)
         if self._under_way is not None and self._under_way.is_over:
             done, self._under_way = self._under_way.outcome, None
             if isinstance(done, str):
@@ -54,7 +54,7 @@ class Rehearsing:
             else:
                 said = redacted(str(done))
                 self._context.log.warning(f"The standby is warm, and has not rehearsed the query: {said}")
-            self._tag(names.DONE if isinstance(done, str) else names.FAILED)
+            self._is_tagged(names.DONE if isinstance(done, str) else names.FAILED)
 
     def gives_way(self) -> bool | None:
         """Have the session free: whether it is; ``None`` when the rehearsal does not end."""
@@ -68,8 +68,14 @@ class Rehearsing:
             self._under_way.cut()
             self._under_way.join(_PATIENCE)
 
-    def _tag(self, state: str) -> None:
-        self._context.instance.add_run_tags(self._context.run.run_id, {names.REHEARSAL_TAG: state})
+    def _is_tagged(self, state: str) -> bool:
+        """Tag the run; whether Dagster's storage took that."""
+        try:
+            self._context.instance.add_run_tags(self._context.run.run_id, {names.REHEARSAL_TAG: state})
+        except Exception as error:  # whatever the storage raises
+            self._context.log.warning(f"The rehearsal of the standby cannot be tagged as {state}: {error}")
+            return False
+        return True
 
     def _rehearse(self, cut: Flag) -> str:
         done = rehearse(self._job(), self._catalog, cut)

@@ -31,8 +31,8 @@ from dagster_ckpt.spark import Earlier, StreamingJob, WarmSession
 __all__ = ["StandbyRun", "Takeover"]
 
 #: Seconds between two looks at a job that runs; and, at most, at a job that is resumed later, for which each look asks
-#: Dagster.
-_TURN, _LONGEST_TURN = 0.2, 1.0
+#: Dagster, and the next one comes somewhat later.
+_TURN, _LONGEST_TURN, _LATER = 0.2, 1.0, 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class StandbyRun:
             return None
         if (is_free := self._rehearsing.gives_way()) is not True:
             return None if is_free is False else "the job's run has died, and the rehearsal of the standby does not end"
-        self._pause = min(1.5 * self._pause, _LONGEST_TURN)
+        self._pause = min(_LATER * self._pause, _LONGEST_TURN)
         return self._decided(sight.claim)
 
     def _fetched_ahead(self) -> FetchedAhead | None:

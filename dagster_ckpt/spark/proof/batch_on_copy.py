@@ -42,8 +42,7 @@ class BatchOnCopy:
         location: the copy.
         name: of the query, for people who look at Spark's UI.
         timeout: how long the batch may take.
-        trigger: ``once``, which reads all new input in one batch, or ``availableNow``, which reads it in batches of the
-            job's size.
+        in_batches: go on with new input in batches of the job's size, where sources ignore what they are told.
         is_enough: asked again and again whether the query is to end now, whatever it has done.
     """
 
@@ -56,7 +55,7 @@ class BatchOnCopy:
         *,
         name: str,
         timeout: timedelta,
-        trigger: str = "once",
+        in_batches: bool = False,
         is_enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spark = spark
@@ -65,12 +64,9 @@ class BatchOnCopy:
         self._timeout = timeout
         self._is_enough = is_enough
         self._keeps_its_input = keeps_its_input(writer)
-        self._writer = (
-            writer.format("noop")
-            .trigger(**{trigger: True})
-            .queryName(name)
-            .option("checkpointLocation", hadoop_path(location.path))
-        )
+        writer = writer.format("noop").queryName(name).option("checkpointLocation", hadoop_path(location.path))
+        goes_on = in_batches and self._keeps_its_input
+        self._writer = writer.trigger(availableNow=True) if goes_on else writer.trigger(once=True)
 
     def run(self, known: Sequence[PlannedBatch]) -> tuple[str, dict[str, Any]]:
         """Commit the batch after the checkpoint: what it read, and Spark's report of it.
@@ -90,7 +86,7 @@ class BatchOnCopy:
         if self._location.planned() == following:
             return AS_PLANNED, self._once()
         report = self._once() if self._keeps_its_input else {}
-        if self._location.last_committed() == following:
+        if (self._location.last_committed() or 0) >= following or self._is_enough():
             return NEW if report.get("numInputRows") else NOTHING, report
         # Spark runs no batch without input; a plan that ends where the last batch ended opens the state all the same.
         (self._location.path / "offsets" / str(following)).write_bytes(

@@ -39,7 +39,7 @@ __all__ = ["NotRehearsedError", "Rehearsed", "rehearse"]
 #: Bytes of the largest checkpoint that is rehearsed, and how many times as much room there must be for it.
 _MOST_BYTES, _ROOM = 1 << 30, 3
 #: How many batches are computed, if there is input for them, and how long they may take.
-_BATCHES, _TIMEOUT = 3, timedelta(minutes=2)
+_BATCHES, _TIMEOUT = 3, timedelta(minutes=1)
 
 
 class NotRehearsedError(Exception):
@@ -105,14 +105,14 @@ def rehearse(job: StreamingJob, catalog: CheckpointCatalog, cut: Flag) -> Rehear
         writer = Queries(_as_it_runs(job, catalog), spark).for_trial(restored)
         if noticed := notices_reading(writer):
             raise NotRehearsedError(noticed)
-        until = monotonic() + _TIMEOUT.total_seconds() / 2
+        until = monotonic() + _TIMEOUT.total_seconds()
 
         def computed() -> int:
             committed = location.last_committed()
             return 0 if committed is None else committed - restored.batch
 
         def is_enough() -> bool:
-            return cut.is_set() or computed() >= (1 if monotonic() > until else _BATCHES)
+            return cut.is_set() or computed() >= _BATCHES or monotonic() > until
 
         batch = BatchOnCopy(
             spark,
@@ -120,14 +120,16 @@ def rehearse(job: StreamingJob, catalog: CheckpointCatalog, cut: Flag) -> Rehear
             restored,
             location,
             name=f"rehearsal of {job.name}",
-            timeout=_TIMEOUT,
-            trigger="availableNow",
+            timeout=2 * _TIMEOUT,
+            in_batches=True,
             is_enough=is_enough,
         )
         with _unheard(writer):
             batch.run(known)
         _end_if(cut)
-        return Rehearsed(restored.reference, computed(), round(monotonic() - began, 1))
+        if not (batches := computed()):
+            raise NotRehearsedError(f"no batch was done in {_TIMEOUT}")
+    return Rehearsed(restored.reference, batches, round(monotonic() - began, 1))
 
 
 def _refuse_large(metadata: CheckpointMetadata, place: Path) -> None:

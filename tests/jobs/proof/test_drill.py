@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointNotFound, QueryMismatch, RestoreWithLoss
 from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
+from dagster_ckpt.spark.proof.rehearsal import NotRehearsedError, rehearse
 from tests.jobs.harness import NEVER, OFTEN, Bench, deduplicated, eventually, tree
 
 if TYPE_CHECKING:
@@ -180,6 +182,48 @@ def test_no_source_is_told_by_a_drill_that_a_batch_is_done(bench: Bench, scratch
     drilled = _drill(bench, scratch)
     assert (drilled.read, drilled.state_rows) == (NOTHING, 5)
     assert [path.name for path in bench.source.glob("done-*")] == ["done-3"]
+
+
+@pytest.mark.exhaustive
+def test_a_source_that_may_notice_it_is_not_read_by_a_rehearsal(bench: Bench) -> None:
+    bench.query = _acknowledging
+    bench.land(0)
+    (bench.source / "upto").write_text("3")
+    bench.tick()
+    (bench.source / "upto").unlink()
+    with pytest.raises(NotRehearsedError, match="may notice"):
+        rehearse(bench.job(), bench.catalog, Flag())
+
+
+def test_a_rehearsal_computes_three_batches_of_the_size_of_the_job_and_touches_nothing(ticked: Bench) -> None:
+    ticked.land(5)
+    before = _untouched(ticked)
+    done = rehearse(ticked.job(), ticked.catalog, Flag())
+    assert (done.checkpoint, done.batches) == (ticked.checkpoints()[-1].reference, 3)
+    assert _untouched(ticked) == before
+
+
+def test_a_rehearsal_deletes_no_input(bench: Bench) -> None:
+    """It computes a single batch then, because Spark would be told to delete when it plans a further one."""
+    bench.query = _deleting
+    bench.tick(2)
+    bench.land(3)
+    before = _untouched(bench)
+    assert rehearse(bench.job(), bench.catalog, Flag()).batches == 1
+    assert _untouched(bench)["in"] == before["in"]
+    bench.run_and_cancel(0)
+    shutil.rmtree(bench.working)
+    before = _untouched(bench)
+    assert rehearse(bench.job(), bench.catalog, Flag()).batches == 1
+    assert _untouched(bench)["in"] == before["in"]
+
+
+def test_a_rehearsal_that_is_cut_leaves_nothing(ticked: Bench) -> None:
+    before, cut = _untouched(ticked), Flag()
+    cut.set()
+    with pytest.raises(NotRehearsedError, match="was needed"):
+        rehearse(ticked.job(), ticked.catalog, cut)
+    assert _untouched(ticked) == before
 
 
 def test_a_partitioned_sink_is_drilled_too(bench: Bench, scratch: Path) -> None:
