@@ -79,4 +79,4 @@ class Rehearsing:
 
     def _rehearse(self, cut: Flag) -> str:
         done = rehearse(self._job(), self._catalog, cut)
-        return f"{done.batches} batches after a copy of {done.checkpoint}, in {done.seconds} s"
+        return f"the batch after {done.checkpoint}, {done.times} times on a copy, in {done.seconds} s"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.checkpoint import CheckpointMetadata, PlannedBatch
 from dagster_ckpt.errors import QueryFailed
 from dagster_ckpt.paths import hadoop_path
-from dagster_ckpt.spark.batches import lay_out
+from dagster_ckpt.spark.batches import forget_plan, lay_out
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.query import await_tasks, failure_of, keeps_its_input, stop_query
 
@@ -93,6 +93,16 @@ class BatchOnCopy:
             (self._location.path / "offsets" / str(self._restored.batch)).read_bytes()
         )
         return NOTHING, self._once()
+
+    def undo(self) -> None:
+        """Have the copy as a query leaves it that dies in the batch: the batch is planned, and :meth:`run` repeats it."""
+        following = self._restored.batch + 1
+        for later in range(self._location.newest(), following, -1):
+            forget_plan(self._location.path, later)
+        for commit in (self._location.path / "commits").iterdir():
+            name = commit.name.lstrip(".").partition(".")[0]
+            if name.isdecimal() and int(name) >= following:
+                commit.unlink()
 
     def _once(self) -> dict[str, Any]:
         """Run the query for one batch at most; Spark's last report."""

@@ -90,7 +90,7 @@ def test_it_computes_the_next_batch_with_the_state_and_nobody_sees_it(waiting: M
     wait = job.start()
     _rehearsed(job, names.DONE)
     assert {int(mark.name) for mark in marks.iterdir()} == set(range(10, 18)), "the rows of the third file"
-    assert f"after a copy of {newest.reference}" in job.said("The standby has rehearsed")
+    assert f"the batch after {newest.reference}, 3 times" in job.said("The standby has rehearsed")
     assert not list(bench.working.glob("dagster-ckpt-scratch*"))
     before.assert_untouched(bench)
     stores = bench.spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore  # type: ignore[union-attr]

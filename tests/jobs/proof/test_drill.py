@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from threading import Event as Flag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -13,18 +13,19 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointNotFound, QueryMismatch, RestoreWithLoss
-from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING
+from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING, BatchOnCopy
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.rehearsal import NotRehearsedError, rehearse
 from tests.jobs.harness import NEVER, OFTEN, Bench, deduplicated, eventually, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
 
+    from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
     from dagster_ckpt.spark.job import StreamingJob
 
 
@@ -195,26 +196,39 @@ def test_a_source_that_may_notice_it_is_not_read_by_a_rehearsal(bench: Bench) ->
         rehearse(bench.job(), bench.catalog, Flag())
 
 
-def test_a_rehearsal_computes_three_batches_of_the_size_of_the_job_and_touches_nothing(ticked: Bench) -> None:
+def test_a_rehearsal_repeats_a_batch_of_the_size_of_the_job_and_touches_nothing(
+    ticked: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int]] = []
+    run = BatchOnCopy.run
+
+    def told(batch: BatchOnCopy, known: Sequence[PlannedBatch]) -> tuple[str, dict[str, Any]]:
+        what, report = run(batch, known)
+        read.append((what, report["numInputRows"]))
+        return what, report
+
+    monkeypatch.setattr(BatchOnCopy, "run", told)
     ticked.land(5)
     before = _untouched(ticked)
     done = rehearse(ticked.job(), ticked.catalog, Flag())
-    assert (done.checkpoint, done.batches) == (ticked.checkpoints()[-1].reference, 3)
+    assert (done.checkpoint, done.times) == (ticked.checkpoints()[-1].reference, 3)
+    assert {rows for _, rows in read} == {8}, "one file of the five"
+    assert [what for what, _ in read] == [NEW, AS_PLANNED, AS_PLANNED]
     assert _untouched(ticked) == before
 
 
 def test_a_rehearsal_deletes_no_input(bench: Bench) -> None:
-    """It computes a single batch then, because Spark would be told to delete when it plans a further one."""
+    """Spark would be told to delete when it plans a further batch."""
     bench.query = _deleting
     bench.tick(2)
     bench.land(3)
     before = _untouched(bench)
-    assert rehearse(bench.job(), bench.catalog, Flag()).batches == 1
+    assert rehearse(bench.job(), bench.catalog, Flag()).times == 3
     assert _untouched(bench)["in"] == before["in"]
     bench.run_and_cancel(0)
     shutil.rmtree(bench.working)
     before = _untouched(bench)
-    assert rehearse(bench.job(), bench.catalog, Flag()).batches == 1
+    assert rehearse(bench.job(), bench.catalog, Flag()).times == 3
     assert _untouched(bench)["in"] == before["in"]
 
 
