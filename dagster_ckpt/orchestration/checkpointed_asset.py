@@ -48,7 +48,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         checkpoints: the checkpoints asset.
         savepoints: the asset whose materialization takes a savepoint.
         most_restarts_per_hour: with more restarts the job is not healthy, ``None`` for any number.
-        rehearses: whether a standby of the job lets the query compute its next batch on a copy of the newest checkpoint.
+        rehearses: whether a standby lets the query compute its next batch on a copy of the newest checkpoint.
         healthy: the asset check that is red when the job has ended FAILED, and yellow when it is not well.
         restorable: the asset check that is red when the newest checkpoint is not what was written.
         fresh: the asset check that is red when a batch waits too long for a checkpoint.

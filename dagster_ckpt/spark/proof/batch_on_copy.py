@@ -95,7 +95,7 @@ class BatchOnCopy:
         return NOTHING, self._once()
 
     def undo(self) -> None:
-        """Have the copy as a query leaves it that dies in the batch: the batch is planned, and :meth:`run` repeats it."""
+        """Have the copy as a query leaves it that dies in the batch, which is planned: :meth:`run` repeats it."""
         following = self._restored.batch + 1
         for later in range(self._location.newest(), following, -1):
             forget_plan(self._location.path, later)
