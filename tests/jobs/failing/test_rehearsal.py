@@ -38,6 +38,7 @@ def waiting(bench: Bench, tmp_path: Path) -> Iterator[Make]:
 
         def make(query: Callable[[Bench, SparkSession], DataStreamWriter] = deduplicated, **options: Any) -> Waiting:
             bench.query = query
+            bench.spark.catalog.clearCache()  # of other tests
             bench.tick(2, bench.job(deployment="default"))
             bench.land(1)
             return Waiting(bench, instance, **options)

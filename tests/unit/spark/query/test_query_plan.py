@@ -50,5 +50,6 @@ def test_a_source_that_may_notice_that_it_is_opened_once_more_is_told(spark: Spa
 
     (tmp_path / "in").mkdir()
     assert noticed("rate") == ""
+    assert "kafka.group.id" in noticed("rate", **{"kafka.group.id": "mine"})
     assert noticed("text", path=str(tmp_path / "in"), cleanSource="delete") == "", "it deletes only what it is told of"
     assert noticed("socket", host="127.0.0.1", port="1") == "source 0 (textsocket) may notice that it is read"
