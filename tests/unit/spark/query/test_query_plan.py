@@ -52,4 +52,4 @@ def test_a_source_that_may_notice_that_it_is_opened_once_more_is_told(spark: Spa
     assert noticed("rate") == ""
     assert "kafka.group.id" in noticed("rate", **{"kafka.group.id": "mine"})
     assert noticed("text", path=str(tmp_path / "in"), cleanSource="delete") == "", "it deletes only what it is told of"
-    assert noticed("socket", host="127.0.0.1", port="1") == "source 0 (textsocket) may notice that it is read"
+    assert noticed("socket", host="127.0.0.1", port="1") == "source 0 (socket) may notice that it is read"
