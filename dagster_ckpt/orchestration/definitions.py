@@ -59,6 +59,6 @@ def build_checkpoint_definitions(
         assets=[item for asset in assets for item in (asset, asset.checkpoints, asset.savepoints)],
         asset_checks=[check for asset in assets for check in (asset.healthy, asset.restorable, asset.fresh)],
         jobs=[*jobs, *(job for asset in assets for job in (asset.rollback, asset.checkpoint_now))],
-        sensors=[build_resume_sensor(assets, jobs)],
+        sensors=[build_resume_sensor(assets, jobs, resources=resources)],
         resources=dict(resources or {}),
     )

@@ -67,25 +67,37 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         if self.standby and not self.starts_early:
             with contextlib.suppress(Exception):  # the session starts what is missing, and tells why
                 self.start_jvm(job_name, required)
-        conf = {**self.conf, **(required or {})}
-        return start_session(self.app_name or job_name, self.master, conf, class_archive=self.class_archive)
+        return start_session(*self._given(job_name, required), class_archive=self.class_archive)
 
     def start_jvm(self, job_name: str, required: Mapping[str, str] | None = None) -> bool:
         """Start the JVM that :meth:`session` with the same arguments will use; on any thread.
 
         Returns:
-            whether it is the JVM of a standby.
+            whether it is a JVM that has waited for this run: that of a standby, or by :meth:`launch_jvm`.
 
         Raises:
             JavaNotFound: no usable Java.
         """
         from dagster_ckpt.spark import adopt_standby, start_jvm  # noqa: PLC0415 - as above
 
-        given = self.app_name or job_name, self.master, {**self.conf, **(required or {})}
-        if self.standby and adopt_standby(*given, class_archive=self.class_archive):
+        given = self._given(job_name, required)
+        if adopt_standby(*given, class_archive=self.class_archive, kept=bool(self.standby)):
             return True
         start_jvm(*given, class_archive=self.class_archive)
         return False
+
+    def launch_jvm(self, job_name: str, required: Mapping[str, str] | None = None) -> None:
+        """Begin to start the JVM of a run that is launched now on this host; returns at once.
+
+        The arguments are those of :meth:`start_jvm`, which that run calls.
+        """
+        from dagster_ckpt.spark import launch_early  # noqa: PLC0415 - as above
+
+        launch_early(*self._given(job_name, required), class_archive=self.class_archive)
+
+    def _given(self, job_name: str, required: Mapping[str, str] | None) -> tuple[str, str, dict[str, str]]:
+        """The name, master and conf of Spark."""
+        return self.app_name or job_name, self.master, {**self.conf, **(required or {})}
 
     def supervise(
         self,

@@ -65,7 +65,14 @@ if TYPE_CHECKING:
         TransactionalFileSink,
         sink_to,
     )
-    from dagster_ckpt.spark.standby import Rehearsal, WarmSession, adopt_standby, end_standby, keep_standby
+    from dagster_ckpt.spark.standby import (
+        Rehearsal,
+        WarmSession,
+        adopt_standby,
+        end_standby,
+        keep_standby,
+        launch_early,
+    )
     from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
@@ -125,6 +132,7 @@ __all__ = [
     "freshness_of",
     "has_watermark",
     "keep_standby",
+    "launch_early",
     "live_below_jvm",
     "local_file",
     "make_class_archive",

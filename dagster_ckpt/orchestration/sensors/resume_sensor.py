@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, Sight
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
+from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
 from dagster_ckpt.orchestration.sensors.staying import AGAIN, STAY, drivers_here, may_stay, one_has_died
@@ -43,6 +44,7 @@ def build_resume_sensor(
     jobs: Sequence[Any],
     *,
     name: str | None = None,
+    resources: Mapping[str, Any] | None = None,
 ) -> dg.SensorDefinition:
     """One sensor for a set of jobs; the sensor runs by default.
 
@@ -50,6 +52,7 @@ def build_resume_sensor(
         assets: the assets whose jobs it watches.
         jobs: the Dagster jobs it launches, one per asset.
         name: of the sensor; ``{first job}_resume_sensor`` by default, so that a code location may have several.
+        resources: of the assets, by key: the JVM of a run that resumes a job starts while Dagster launches that run.
     """
     sights = Sights()
     has_standbys = any(asset.standby for asset in assets)
@@ -113,6 +116,7 @@ def build_resume_sensor(
                     cursor.finished[asset.name] = watch.finished
                 if isinstance(outcome, dg.RunRequest):
                     found.requests.append(outcome)
+                    launch_jvm(context.instance, asset, outcome, (resources or {}).get(asset.spark_key))
                 else:
                     found.said.append((asset.name, outcome))
         found.cursor = replace(cursor, first=looks.first)

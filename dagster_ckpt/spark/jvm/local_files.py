@@ -31,6 +31,8 @@ _HADOOPS = "org.apache.hadoop.fs.LocalFileSystem"
 _CONF = {"spark.hadoop.fs.file.impl": _CLASS, "spark.hadoop.fs.AbstractFileSystem.file.impl": f"{_CLASS}$Context"}
 #: What Hadoop's files say about them where nobody has set them.
 _UNSET = {"fs.file.impl": None, "fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.LocalFs"}
+#: What a JVM of this process has compiled, by the source.
+_known: dict[str, dict[str, bytes]] = {}
 #: Where PySpark finds a JVM that is there.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 
@@ -73,15 +75,20 @@ def local_files_conf(jvm: Any, conf: Mapping[str, str]) -> Mapping[str, str]:
 def compiled(jvm: Any) -> dict[str, bytes]:
     """The class files that a JVM of Spark compiles, by the names of the classes; each after those that it uses.
 
+    A process that replaces a lost JVM does not compile them again.
+
     Raises:
         py4j.protocol.Py4JError: the JVM has failed.
     """
     hadoop = jvm.org.apache.hadoop
     used = str(hadoop.fs.FileSystem.getFileSystemClass("file", hadoop.conf.Configuration()).getName())
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.cook(SOURCE.read_text(encoding="utf-8").replace("extends LocalFileSystem", f"extends {used}"))
-    classes = compiler.getBytecodes()
-    return {name: bytes(classes[name]) for name in _CLASSES}
+    source = SOURCE.read_text(encoding="utf-8").replace("extends LocalFileSystem", f"extends {used}")
+    if source not in _known:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.cook(source)
+        classes = compiler.getBytecodes()
+        _known[source] = {name: bytes(classes[name]) for name in _CLASSES}
+    return _known[source]
 
 
 def _wanted(jvm: Any, conf: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.spark.query.writer_plan import plan_of
+from dagster_ckpt.spark.query.writer_plan import java_writer, plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -143,7 +143,7 @@ def has_watermark(writer: DataStreamWriter) -> bool:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
+    java_writer(writer)
     return any(str(node.nodeName()) in _WATERMARK for node in _operators(_analyzed(writer)))
 
 
@@ -168,7 +168,7 @@ def fingerprint_of(writer: DataStreamWriter) -> str:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
+    java_writer(writer)
     operators = _operators(_analyzed(writer))
     every = [f"{node.simpleString(_ALL_FIELDS)} {node.schema().json()}" for node in operators]
     text = "\n".join([str(writer._spark.version), *every])  # noqa: SLF001 - PySpark's writer has no getter for it
@@ -184,7 +184,7 @@ def sources_of(writer: DataStreamWriter) -> range:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
+    java_writer(writer)
     relations, different = _relations(writer)
     return range(len(different), len(relations) + 1)
 
@@ -223,7 +223,7 @@ def listed_sources(writer: DataStreamWriter) -> list[QuerySource]:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
+    java_writer(writer)
     relations, different = _relations(writer)
     listed = [_listed(number, relation) for number, relation in enumerate(relations)]
     kinds = [next(n for n, other in enumerate(different) if relation.equals(other)) for relation in relations]
@@ -236,7 +236,7 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
+    java_writer(writer)
     found: Counter[StatefulKind] = Counter()
     for node in _operators(_analyzed(writer)):
         kind = _PLANNED.get(str(node.nodeName()))

@@ -44,6 +44,7 @@ __all__ = [
     "check_state_format",
     "driver_jvm_pid",
     "find_java",
+    "find_programs",
     "jvm_conf",
     "make_active",
     "start_jvm",
@@ -131,6 +132,7 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
     let_go_of_lost_jvm()
     if _has_jvm():
         return
+    find_programs(conf)
     given = jvm_conf(app_name, master, conf)
     with with_archive(conf, wanted=class_archive), launched_for_a_short_start():
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
@@ -138,12 +140,7 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
 
 
 def jvm_conf(app_name: str, master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """The conf of a JVM that is started next, after the programs that it needs are found.
-
-    Raises:
-        JavaNotFound: there is no usable Java.
-    """
-    _find_programs(conf)
+    """The conf of a JVM that is started next."""
     return {"spark.app.name": app_name, "spark.master": master, **_QUIET, **conf}  # as in the session's builder
 
 
@@ -187,7 +184,7 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is None:
-        _find_programs(conf)
+        find_programs(conf)
     given = {**_QUIET, **conf}
     if _has_jvm() and SparkContext._active_spark_context is None:  # noqa: SLF001
         all_given = dict([*SparkConf().getAll(), ("spark.master", master), *given.items()])
@@ -198,8 +195,12 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     return builder.getOrCreate()
 
 
-def _find_programs(conf: Mapping[str, str]) -> None:
-    """Find Java, unless its JVM is there, and Python for a Spark that is started next."""
+def find_programs(conf: Mapping[str, str]) -> None:
+    """Find Java, unless its JVM is there, and Python for a Spark that is started next.
+
+    Raises:
+        JavaNotFound: there is no usable Java.
+    """
     if not _has_jvm():
         find_java()
     if "spark.pyspark.python" not in conf:

@@ -19,7 +19,7 @@ from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink,
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["WriterPlan", "java_field", "plan_of", "with_options"]
+__all__ = ["WriterPlan", "java_field", "java_writer", "plan_of", "with_options"]
 
 _FOREACH_BATCH = "foreachBatch"
 #: Sinks that keep no data, so none that a restore could contradict.
@@ -176,8 +176,8 @@ class WriterPlan:
         return any(each == name or each.startswith(f"{name}.") for each in given)
 
 
-def plan_of(writer: DataStreamWriter) -> WriterPlan:
-    """Read the plan of a writer.
+def java_writer(writer: DataStreamWriter) -> Any:
+    """The writer of Spark that PySpark's writer stands for.
 
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic (not Connect) session.
@@ -189,6 +189,16 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
             hint="Return df.writeStream....option('path', ...) without calling start(); Spark Connect sessions are "
             "not supported.",
         )
+    return java
+
+
+def plan_of(writer: DataStreamWriter) -> WriterPlan:
+    """Read the plan of a writer.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic (not Connect) session.
+    """
+    java = java_writer(writer)
     options = java_field(java, "extraOptions")
 
     def option(name: str) -> str | None:

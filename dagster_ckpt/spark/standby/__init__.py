@@ -3,8 +3,8 @@
 And what a whole run that waits beside a job holds: a session of Spark that is warm.
 """
 
-from dagster_ckpt.spark.standby.adopting import adopt_standby, end_standby, keep_standby
+from dagster_ckpt.spark.standby.adopting import adopt_standby, end_standby, keep_standby, launch_early
 from dagster_ckpt.spark.standby.rehearsal import Rehearsal
 from dagster_ckpt.spark.standby.warm_session import WarmSession
 
-__all__ = ["Rehearsal", "WarmSession", "adopt_standby", "end_standby", "keep_standby"]
+__all__ = ["Rehearsal", "WarmSession", "adopt_standby", "end_standby", "keep_standby", "launch_early"]

@@ -90,8 +90,12 @@ class AdoptedJvm:
         return bool(waiting.poll(None if timeout is None else timeout * 1000))
 
 
-def adopt(name: str) -> Any | None:
+def adopt(name: str, patience: float | None = None) -> Any | None:
     """Adopt the standby with this name; ``None`` if no such standby waits, or if another run has adopted the standby.
+
+    Args:
+        name: of the standby.
+        patience: seconds that the standby has for its answer; by default those of one that is warm.
 
     Returns:
         PySpark's gateway to the JVM.
@@ -106,7 +110,7 @@ def adopt(name: str) -> Any | None:
     if place.lstat().st_uid != os.geteuid() or stat.S_IMODE(place.lstat().st_mode) & 0o077:
         raise RefusedError(f"others can enter {place}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(patience or PATIENCE)
         opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             connection.connect(f"/proc/self/fd/{opened}/{name}.sock")
@@ -130,7 +134,8 @@ def _take(connection: socket.socket) -> Any | None:
         return None
     except TimeoutError as error:
         watched.kill()  # its JVM ends with it
-        raise TimeoutError(f"its keeper, process {keeper}, has not answered for {PATIENCE:.0f} s") from error
+        seconds = connection.gettimeout()
+        raise TimeoutError(f"its keeper, process {keeper}, has not answered for {seconds:.0f} s") from error
     if not message:
         return None  # another run has it
     files = array.array("i")

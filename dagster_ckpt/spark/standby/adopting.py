@@ -15,12 +15,12 @@ from collections.abc import Mapping
 
 from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
-from dagster_ckpt.spark.query import jvm_conf
+from dagster_ckpt.spark.query import find_programs, jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
-from dagster_ckpt.spark.standby.handover import UNADOPTED
+from dagster_ckpt.spark.standby.handover import EARLY, UNADOPTED
 from dagster_ckpt.spark.standby.place import Standby, directory
 
-__all__ = ["adopt_standby", "end_standby", "keep_standby"]
+__all__ = ["adopt_standby", "end_standby", "keep_standby", "launch_early"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,16 +45,26 @@ class _Kept:
 _kept = _Kept()
 
 
-def adopt_standby(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool) -> bool:
-    """Make a standby's JVM this process's own, if there is one of this configuration; on any thread.
+def adopt_standby(
+    app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool, kept: bool = True
+) -> bool:
+    """Make a JVM that waits for this run this process's own, if there is one of this configuration; on any thread.
 
-    The arguments are those of :func:`~dagster_ckpt.spark.query.start_session`.
+    That is a standby, or the JVM that :func:`launch_early` has begun to start.
+
+    Args:
+        app_name: as of :func:`~dagster_ckpt.spark.query.start_session`.
+        master: likewise.
+        conf: likewise.
+        class_archive: likewise.
+        kept: whether a standby may have been kept.
 
     Returns:
         whether this process has the JVM now. If not, the log says why.
     """
     if sys.platform != "linux":
-        _log.warning("There is no standby: only Linux has what hands a JVM over. Set standby to 0.")
+        if kept:
+            _log.warning("There is no standby: only Linux has what hands a JVM over. Set standby to 0.")
         return False
     try:
         from pyspark import SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
@@ -63,10 +73,14 @@ def adopt_standby(app_name: str, master: str, conf: Mapping[str, str], *, class_
         # Below spark-submit there is a JVM already, with settings of its command line.
         if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # noqa: SLF001 - no public way
             return False
+        find_programs(conf)
         wanted = _kept.wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
-        gateway = adopt(wanted.name)
+        gateway = adopt(wanted.name) if kept else None
         if gateway is None:
-            _log.info("Spark starts a JVM: no standby of this configuration waits in %s.", directory())
+            gateway = adopt(wanted.early, EARLY)
+        if gateway is None:
+            if kept:
+                _log.info("Spark starts a JVM: no standby of this configuration waits in %s.", directory())
             return False
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
     except Exception as error:
@@ -96,6 +110,35 @@ def keep_standby() -> None:
             _log.warning("No standby is kept: %s", error)
 
 
+def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool) -> None:
+    """Start the JVM of a run that is launched now, in the background; returns at once.
+
+    That run adopts the JVM, by then started, if both processes have the same environment and directory. This process
+    waits for one such run at a time. The JVM ends with this process, or if no run has adopted it in a minute. The
+    arguments are those of :func:`~dagster_ckpt.spark.query.start_session`.
+    """
+    if sys.platform != "linux":
+        return
+    with _kept.lock:
+        if _kept.thread is not None and _kept.thread.is_alive():
+            return
+
+        def launch() -> None:
+            try:
+                wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
+            except OSError as error:  # the run tells why
+                _log.info("The JVM of %s is started by its run: %s", app_name, error)
+                return
+            if not (directory() / f"{wanted.name}.sock").exists():  # else a standby waits
+                _keep(wanted, early=True)
+
+        _kept.thread = threading.Thread(target=launch, name="dagster-ckpt-early-jvm", daemon=True)
+        try:
+            _kept.thread.start()
+        except RuntimeError:
+            _kept.thread = None
+
+
 def end_standby() -> None:
     """End the standby of this process: the job is over, and no run goes on from it."""
     with _kept.lock:
@@ -104,13 +147,14 @@ def end_standby() -> None:
             _kept.keeper.kill()  # its JVM ends with it
 
 
-def _keep(wanted: Standby) -> None:
+def _keep(wanted: Standby, *, early: bool = False) -> None:
+    name = wanted.early if early else wanted.name
     try:
         make_working_directory(directory(), default_root())
-        log = directory() / f"{wanted.name}.log"
+        log = directory() / f"{name}.log"
         with log.open("wb") as said:
             keeper = subprocess.Popen(  # noqa: S603 - this Python, with a module of this package
-                [sys.executable, "-m", "dagster_ckpt.spark.standby.keeper", wanted.name],
+                [sys.executable, "-m", "dagster_ckpt.spark.standby.keeper", name],
                 stdin=subprocess.PIPE,  # it ends when this process is gone
                 stdout=said,
                 stderr=said,
@@ -119,11 +163,11 @@ def _keep(wanted: Standby) -> None:
             )
         with _kept.lock:
             _kept.keeper = keeper
-            if _kept.wanted is None:
+            if _kept.wanted is None and not early:
                 keeper.kill()
         with keeper:
             if keeper.stdin is not None:
-                keeper.stdin.write(wanted.asked)
+                keeper.stdin.write(wanted.asked(early=early))
                 keeper.stdin.flush()
             returned = keeper.wait()
         with _kept.lock:

@@ -1,10 +1,13 @@
 """The program that keeps a standby: it starts a JVM of Spark, warms the JVM up, and hands it over to one run.
 
-    python -m dagster_ckpt.spark.standby.keeper NAME < {"conf": ..., "class_archive": ...}
+    python -m dagster_ckpt.spark.standby.keeper NAME < {"conf": ..., "class_archive": ..., "early": ...}
 
 The JVM ends when nobody holds the other end of its standard input. This program holds that end, and gives it to the
 first process of the same user that connects to its socket. So a JVM has one owner at any moment, and ends with it.
 Standard input is a pipe from the driver that wants the standby: the pipe ends when the driver is gone.
+
+An early JVM is one for a run that is launched at this moment. It is not warmed up, and the pipe is from the sensor that
+launches the run.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import array
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -23,8 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.checkpoint import mark_children
-from dagster_ckpt.spark.jvm import load_local_files, local_files_conf, run_small_query, with_archive
-from dagster_ckpt.spark.standby.handover import CREDENTIALS, PATIENCE, TAKEN, UNADOPTED, pump
+from dagster_ckpt.spark.jvm import (
+    launched_for_a_short_start,
+    load_local_files,
+    local_files_conf,
+    run_small_query,
+    with_archive,
+)
+from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TAKEN, UNADOPTED, pump
 from dagster_ckpt.spark.standby.place import directory
 
 _LOOK = 1.0
@@ -76,12 +86,17 @@ def main() -> int:
         enough, stop = os.pipe()
         pumping = threading.Thread(target=pump, args=(output, enough), daemon=True)
         pumping.start()
-        gateway = _start(asked["conf"], said, archive=asked["class_archive"])
-        os.close(said)
-        _warm_up(gateway, directory() / f"{name}.warm")
-        driver.is_warm = True
-        with _listen(name) as listener:
-            connection = _await(listener, gateway.proc, driver)
+        with contextlib.ExitStack() as open_:
+            # A run that is launched now may ask before its JVM is there, and waits; who asks for a standby does not.
+            listener = open_.enter_context(_listen(name)) if asked["early"] else None
+            gateway = _start(asked["conf"], said, archive=asked["class_archive"], early=asked["early"])
+            os.close(said)
+            if listener is None:
+                _warm_up(gateway, directory() / f"{name}.warm")
+                driver.is_warm = True
+                listener = open_.enter_context(_listen(name))
+            until = time.monotonic() + EARLY if asked["early"] else math.inf
+            connection = _await(listener, gateway.proc, driver, until)
         (directory() / f"{name}.sock").unlink(missing_ok=True)  # no other run may wait for this JVM
         if connection is None:
             return 0
@@ -91,11 +106,12 @@ def main() -> int:
             return _hand_over(connection, gateway, output)
 
 
-def _start(conf: dict[str, str], said: int, *, archive: bool) -> Any:
+def _start(conf: dict[str, str], said: int, *, archive: bool, early: bool) -> Any:
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - only where a standby is kept
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    with with_archive(conf, wanted=archive):
+    short_start = launched_for_a_short_start() if early else contextlib.nullcontext()
+    with with_archive(conf, wanted=archive), short_start:
         given = SparkConf().setAll(list(conf.items()))
         gateway = launch_gateway(given, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
     load_local_files(gateway.jvm, conf)
@@ -139,8 +155,8 @@ def _listen(name: str) -> socket.socket:
     return listener
 
 
-def _await(listener: socket.socket, jvm: Any, driver: _Driver) -> socket.socket | None:
-    while jvm.poll() is None:
+def _await(listener: socket.socket, jvm: Any, driver: _Driver, until: float = math.inf) -> socket.socket | None:
+    while jvm.poll() is None and time.monotonic() < until:
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
             told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -50,12 +51,14 @@ class Standby:
 
     @classmethod
     def of(cls, conf: Mapping[str, str], *, class_archive: bool) -> Standby:
-        """The standby for a conf, and for the environment that this process has now.
+        """The standby for a conf, and for the environment that this process has now. Spark uses this Python.
 
         Raises:
             OSError: a file that the JVM depends on cannot be read.
         """
         environment = _environment()
+        if "spark.pyspark.python" not in conf:
+            environment = {"PYSPARK_PYTHON": sys.executable, **environment}
         named = [*map(conf.get, _FILES), *map(environment.get, _DIRECTORIES)]
         program = java_and_spark(conf)
         if program is not None and not environment.get("SPARK_CONF_DIR"):
@@ -66,9 +69,14 @@ class Standby:
         return cls(hashlib.sha256(key.encode()).hexdigest()[:32], conf, environment, class_archive)
 
     @property
-    def asked(self) -> bytes:
+    def early(self) -> str:
+        """The name of a JVM that starts for a run that is launched now, and that is not warmed up."""
+        return f"{self.name}-early"
+
+    def asked(self, *, early: bool) -> bytes:
         """What the keeper reads: not on its command line, which every user can read."""
-        return json.dumps({"conf": dict(self.conf), "class_archive": self.class_archive}).encode() + b"\n"
+        asked = {"conf": dict(self.conf), "class_archive": self.class_archive, "early": early}
+        return json.dumps(asked).encode() + b"\n"
 
 
 @cache

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -123,6 +124,13 @@ def test_a_jvm_that_cannot_compile_them_goes_on_without(
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
+
+
+def test_a_process_that_replaces_its_jvm_does_not_compile_them_again(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    first = local_files.compiled(jvm)
+    without_compiler = SimpleNamespace(org=SimpleNamespace(apache=jvm.org.apache))
+    assert local_files.compiled(without_compiler) == first
 
 
 def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> None:

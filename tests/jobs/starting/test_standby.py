@@ -46,6 +46,15 @@ if sys.argv[1] == "keeps":
     spark.help_next_start()
 sys.stdin.readline()
 """
+#: A process that launches a run, and the JVM of that run with it.
+_LAUNCHES = """
+import sys
+from tests.jobs.starting.standby_job import spark
+spark.launch_jvm("tiny")
+spark.launch_jvm("another")
+print("ready", flush=True)
+sys.stdin.readline()
+"""
 _JOB = "tests.jobs.starting.standby_job"
 _COMMAND = ("-m", "dagster_ckpt.cli", "run", f"{_JOB}:tiny", "--resources", f"{_JOB}:resources")
 
@@ -204,6 +213,31 @@ def test_the_command_goes_on_in_the_jvm_of_a_standby_when_its_driver_is_killed(h
     assert "standby" in host.exact(stream).by_name
     assert f"Spark goes on in the JVM of a standby: process {jvm.pid}" in host.errors
     eventually("nothing is left of a job that is over", lambda: host.processes() == [])
+
+
+def test_a_run_goes_on_in_the_jvm_that_was_launched_with_it_and_waits_for_its_start(host: Host) -> None:
+    with host.process("-c", _LAUNCHES) as launches, host.process("-c", _ASKS, "") as run:
+        assert launches.stdout is not None
+        assert launches.stdout.readline() == "ready\n"
+        eventually("the JVM is launched", lambda: host.standby() is not None)
+        assert _asked(run) == "True"
+        (jvm,) = host.processes("pyspark-shell")
+        assert f"Spark goes on in the JVM of a standby: process {jvm.pid}" in host.errors
+        assert "spark.app.name=tiny" in jvm.cmdline(), "one launch at a time"
+        assert "-XX:Tier4CompileThreshold=150000" in jvm.cmdline()
+        launches.kill()
+        eventually("the keeper ends", lambda: not host.processes("dagster_ckpt.spark.standby.keeper"))
+        assert not _is_gone(jvm)
+        run.kill()
+        eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+
+
+@pytest.mark.exhaustive
+def test_a_jvm_that_was_launched_for_a_run_ends_with_the_process_that_launched_it(host: Host) -> None:
+    with host.process("-c", _LAUNCHES) as launches:
+        eventually("the JVM is there", lambda: bool(host.processes("pyspark-shell")))
+        launches.kill()
+        eventually("nothing is left", lambda: not host.processes())
 
 
 @pytest.mark.exhaustive

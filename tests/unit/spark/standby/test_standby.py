@@ -154,6 +154,18 @@ def test_each_thing_that_a_jvm_depends_on_makes_another_standby(
     place._environment.cache_clear()
 
 
+def test_the_process_that_launches_a_run_knows_the_standby_of_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    place._environment.cache_clear()
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    before = Standby.of({}, class_archive=True)
+    assert before.environment["PYSPARK_PYTHON"] == sys.executable, "as the run sets it"
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    place._environment.cache_clear()
+    assert Standby.of({}, class_archive=True).name == before.name
+    assert before.early != before.name, "who asks for a warm JVM waits for no other"
+    place._environment.cache_clear()
+
+
 def test_what_is_wrong_with_a_standby_is_a_warning_and_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,15 +235,16 @@ def _open_files() -> set[str]:
 
 
 _WAITS = """
-import subprocess, sys
+import math, subprocess, sys, time
 from dagster_ckpt.spark.standby import keeper
 keeper.UNADOPTED = keeper._LOOK = 0.01
 driver = keeper._Driver()
 driver.is_warm = sys.argv[1] == "warm"
 print("waits", flush=True)
+until = 0.0 if sys.argv[1] == "over" else math.inf
 with subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as jvm:
     try:
-        print(keeper._await(keeper._listen("it"), jvm, driver), flush=True)
+        print(keeper._await(keeper._listen("it"), jvm, driver, until), flush=True)
     finally:
         jvm.kill()
 """
@@ -256,3 +269,11 @@ def test_a_standby_goes_when_its_driver_is_gone_for_long_and_at_once_while_it_is
         assert keeper.wait() == ended
         with contextlib.suppress(psutil.NoSuchProcess):
             jvm.kill()
+
+
+def test_an_early_jvm_goes_when_its_run_has_not_come() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS, "over"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.read() == "waits\nNone\n", "though the process that launched the run is there"
