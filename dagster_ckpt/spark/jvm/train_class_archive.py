@@ -12,12 +12,15 @@ import os
 import shutil
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.config import PROVIDER_CONF, ROCKSDB_PROVIDER
+from dagster_ckpt.config import CHANGELOG_CONF, PROVIDER_CONF, ROCKSDB_PROVIDER, STATE_FORMAT_CONF
 from dagster_ckpt.spark.jvm.class_archive import EXTRA_CLASS_PATH, ClassArchive, run_small_query
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from dagster_ckpt.spark.jvm.local_files import load_local_files, local_files_conf
+from dagster_ckpt.spark.releases import release_of
 
 #: Seconds that the JVM may take to write the archive.
 _WRITING = 600
@@ -68,9 +71,11 @@ def _step_back() -> None:
 def _train(made: Path, class_path: str) -> None:
     given = os.environ.get(OPTIONS_VARIABLE, "")
     os.environ[OPTIONS_VARIABLE] = f'"-XX:ArchiveClassesAtExit={made}" -Xlog:cds=error {given}'.strip()
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - after the options of its JVM
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - after the options of its JVM
+    from pyspark.sql import SparkSession  # noqa: PLC0415
 
     conf = {
+        "spark.master": "local[2]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "512m",
@@ -78,19 +83,55 @@ def _train(made: Path, class_path: str) -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         PROVIDER_CONF: ROCKSDB_PROVIDER,
+        CHANGELOG_CONF: "true",
         **({EXTRA_CLASS_PATH: class_path} if class_path else {}),
     }
-    builder = SparkSession.builder.master("local[2]").appName("dagster-ckpt class archive")
-    for key, value in conf.items():
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(conf.items())))  # noqa: SLF001 - no public way
+    jvm = SparkContext._jvm  # noqa: SLF001
+    load_local_files(jvm, conf)  # as the JVM of a run does, with what that compiles and extends
+    builder = SparkSession.builder.appName("dagster-ckpt class archive")
+    for key, value in {**conf, **local_files_conf(jvm, conf)}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark names it nowhere else
     process = gateway.proc
+    # A job's state is kept so unless its user decides otherwise.
+    spark.conf.set(STATE_FORMAT_CONF, str(max(release_of(spark.version).formats.state)))
     run_small_query(spark, made.parent)
+    try:
+        _run_other_queries(spark, made.parent / "others")
+    except Exception:  # the archive knows less
+        traceback.print_exc()
     spark.stop()
     process.stdin.close()
     if process.wait(_WRITING) or not made.exists():
         raise RuntimeError("The JVM has not written the archive; its output above tells why.")
+
+
+def _run_other_queries(spark: Any, scratch: Path) -> None:
+    """Streams of other formats, operators and sinks than those of the small query, each in two runs."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
+
+    lines = scratch / "lines"
+    lines.mkdir(parents=True)
+    names = spark.createDataFrame([("a", 1)], "name STRING, number INT")
+
+    def write_batch(batch: Any, _: int) -> None:
+        batch.write.mode("append").json(str(scratch / "json"))
+
+    def run(rows: Any, name: str, write: Any = None) -> None:
+        writer = rows.writeStream.option("checkpointLocation", str(scratch / f"live-{name}")).trigger(availableNow=True)
+        writer = writer.foreachBatch(write) if write else writer.format("csv").option("path", str(scratch / name))
+        writer.start().awaitTermination()
+
+    for number in range(2):
+        (lines / f"{number}.csv").write_text(f"{number},a,2024-01-01T00:0{number}:00Z\n", encoding="ascii")
+        rows = spark.readStream.schema("id LONG, name STRING, ts TIMESTAMP").csv(str(lines))
+        run(rows.dropDuplicates(["id"]), "different")
+        run(rows.join(names, "name"), "batches", write_batch)
+        late = rows.withWatermark("ts", "1 minute")
+        run(late.join(late.select(F.col("id").alias("other"), F.col("ts")), ["ts"]), "joined")
+        run(spark.readStream.text(str(lines)), "text")
 
 
 if __name__ == "__main__":

@@ -75,19 +75,19 @@ def adopt_standby(
             return False
         find_programs(conf)
         wanted = _kept.wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
-        gateway = adopt(wanted.name) if kept else None
+        gateway, whose = adopt(wanted.name) if kept else None, "of a standby"
         if gateway is None:
-            gateway = adopt(wanted.early, EARLY)
+            gateway, whose = adopt(wanted.early, EARLY), "that was launched with this run"
         if gateway is None:
             if kept:
                 _log.info("Spark starts a JVM: no standby of this configuration waits in %s.", directory())
             return False
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
     except Exception as error:
-        _log.warning("Spark starts a JVM, because the standby cannot be adopted: %s", error)
+        _log.warning("Spark starts a JVM, because the one that waits cannot be adopted: %s", error)
         return False
     _kept.next_at = 0.0
-    _log.info("Spark goes on in the JVM of a standby: process %d.", gateway.proc.pid)
+    _log.info("Spark goes on in the JVM %s: process %d.", whose, gateway.proc.pid)
     return True
 
 

@@ -222,7 +222,7 @@ def test_a_run_goes_on_in_the_jvm_that_was_launched_with_it_and_waits_for_its_st
         eventually("the JVM is launched", lambda: host.standby() is not None)
         assert _asked(run) == "True"
         (jvm,) = host.processes("pyspark-shell")
-        assert f"Spark goes on in the JVM of a standby: process {jvm.pid}" in host.errors
+        assert f"Spark goes on in the JVM that was launched with this run: process {jvm.pid}" in host.errors
         assert "spark.app.name=tiny" in jvm.cmdline(), "one launch at a time"
         assert "-XX:Tier4CompileThreshold=150000" in jvm.cmdline()
         launches.kill()

@@ -92,6 +92,9 @@ def test_a_killed_run_worker_of_the_multiprocess_executor_takes_its_step_and_jvm
     job.assert_succeeds(second.run_id)
     job.pipeline.assert_exact()
     job.assert_all_verify()
+    starts = job.catalog.records.starts.newest(2)
+    jvms = [{"JVM", "standby"} & {step.name for step in start.steps} for start in starts]
+    assert jvms == [{"JVM"}, {"standby"}], "the second one was launched with the run, and waited for its step"
 
 
 def _assert_second_run_gives_way(job: JobWatch, first: str) -> None:

@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_standby_is_a_warning_and_no_more(
     monkeypatch.setattr("pyspark.SparkContext._gateway", None)
     monkeypatch.setattr(adopting, "_kept", adopting._Kept())
     assert not adopting.adopt_standby("job", "local[1]", {}, class_archive=False)
-    assert "Spark starts a JVM, because the standby cannot be adopted: process 1 is no JVM" in caplog.text
+    assert "Spark starts a JVM, because the one that waits cannot be adopted: process 1 is no JVM" in caplog.text
 
 
 def test_a_run_without_a_jvm_of_its_own_keeps_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
