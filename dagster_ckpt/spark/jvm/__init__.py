@@ -2,7 +2,7 @@
 
 from dagster_ckpt.spark.jvm.class_archive import java_and_spark, make_class_archive, run_small_query, with_archive
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
-from dagster_ckpt.spark.jvm.launching import launched_for_a_short_start
+from dagster_ckpt.spark.jvm.launching import launched_for_a_short_start, launched_with_compiler
 from dagster_ckpt.spark.jvm.local_files import IN_THIS_PROCESS, load_local_files, local_files_conf
 from dagster_ckpt.spark.jvm.lost_jvm import (
     as_loss,
@@ -21,6 +21,7 @@ __all__ = [
     "is_gone",
     "java_and_spark",
     "launched_for_a_short_start",
+    "launched_with_compiler",
     "let_go_of_lost_jvm",
     "live_below_jvm",
     "load_local_files",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ from typing import Any
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import make_working_directory
-from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, launched_with
+from dagster_ckpt.spark.jvm.launching import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, launched_with, spark_home
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -46,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 #: The environment variable with the directory of archives; empty for none.
 CACHE_VARIABLE = "DAGSTER_CKPT_CACHE"
-EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 _USERS_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 #: A user who sets one of these decides about class data sharing.
 _DECIDED = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit", "AutoCreateSharedArchive")
@@ -173,7 +171,7 @@ def java_and_spark(conf: Mapping[str, str]) -> list[object] | None:
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(f"{home}/bin/java" if home else "java")
-    spark = _spark_home()
+    spark = spark_home()
     if java is None or spark is None:
         return None
     binary = Path(java).resolve()
@@ -306,13 +304,6 @@ def _directory() -> Path | None:
         return Path(named).absolute() if named else None
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return Path(cache) / "dagster_ckpt" if Path(cache).is_absolute() else None
-
-
-def _spark_home() -> Path | None:
-    if home := os.environ.get("SPARK_HOME"):
-        return Path(home)
-    found = importlib.util.find_spec("pyspark")
-    return None if found is None or found.origin is None else Path(found.origin).parent
 
 
 def _facts(path: Path) -> dict[str, int]:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
-__all__ = ["OPTIONS_VARIABLE", "launched_for_a_short_start", "launched_with"]
+__all__ = [
+    "EXTRA_CLASS_PATH",
+    "OPTIONS_VARIABLE",
+    "compiler_option",
+    "launched_for_a_short_start",
+    "launched_with",
+    "launched_with_compiler",
+    "spark_home",
+]
 
 #: Options for the driver's JVM, before those of the session's conf, which win.
 OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
+EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
+#: The compiler that Spark has for its own code.
+_COMPILER = ("janino", "commons-compiler")
 #: HotSpot's second compiler takes a third of the processor time of a start, most of it for code that runs only then.
 #: These are its thresholds times ten: what a stream does in each batch reaches them within its first batches.
 _LATE_OPTIMIZATION = (
@@ -44,3 +57,32 @@ def launched_with(variable: str, change: Callable[[str], str]) -> Iterator[None]
 def launched_for_a_short_start() -> AbstractContextManager[None]:
     """Launch a JVM in this context that optimizes its code later; options of the user win."""
     return launched_with(OPTIONS_VARIABLE, lambda before: f"{_LATE_OPTIMIZATION} {before}".strip())
+
+
+def launched_with_compiler(conf: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Launch a JVM of a session's conf in this context that loads Spark's compiler as it loads Java's own classes."""
+    option = compiler_option(conf)
+    return launched_with(OPTIONS_VARIABLE, lambda before: f"{option} {before}".strip())
+
+
+def compiler_option(conf: Mapping[str, str]) -> str:
+    """The option of such a JVM; empty where other classes may stand before Spark's own.
+
+    The jars of the compiler, Janino, are signed. Java checks the signature of each class, which takes 0.3 s of the
+    processor, and keeps no such class in an archive. Java believes the same jars beside its own classes.
+    """
+    home = spark_home()
+    if home is None or conf.get(EXTRA_CLASS_PATH) or os.environ.get("SPARK_CLASSPATH"):
+        return ""
+    found = [sorted((home / "jars").glob(f"{name}-[0-9]*.jar")) for name in _COMPILER]
+    if not all(len(jars) == 1 for jars in found):
+        return ""
+    return f'"-Xbootclasspath/a:{os.pathsep.join(str(jars[0]) for jars in found)}"'
+
+
+def spark_home() -> Path | None:
+    """The directory of the Spark that PySpark starts; ``None`` if there is none."""
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home)
+    found = importlib.util.find_spec("pyspark")
+    return None if found is None or found.origin is None else Path(found.origin).parent

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config import CHANGELOG_CONF, PROVIDER_CONF, ROCKSDB_PROVIDER, STATE_FORMAT_CONF
-from dagster_ckpt.spark.jvm.class_archive import EXTRA_CLASS_PATH, ClassArchive, run_small_query
-from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from dagster_ckpt.spark.jvm.class_archive import ClassArchive, run_small_query
+from dagster_ckpt.spark.jvm.launching import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, compiler_option
 from dagster_ckpt.spark.jvm.local_files import load_local_files, local_files_conf
 from dagster_ckpt.spark.releases import release_of
 
@@ -70,7 +70,12 @@ def _step_back() -> None:
 
 def _train(made: Path, class_path: str) -> None:
     given = os.environ.get(OPTIONS_VARIABLE, "")
-    os.environ[OPTIONS_VARIABLE] = f'"-XX:ArchiveClassesAtExit={made}" -Xlog:cds=error {given}'.strip()
+    options = [
+        f'"-XX:ArchiveClassesAtExit={made}" -Xlog:cds=error',
+        compiler_option({EXTRA_CLASS_PATH: class_path}),
+        given,
+    ]
+    os.environ[OPTIONS_VARIABLE] = " ".join(filter(None, options))
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - after the options of its JVM
     from pyspark.sql import SparkSession  # noqa: PLC0415
 

@@ -27,6 +27,7 @@ from dagster_ckpt.spark.jvm import (
     IN_THIS_PROCESS,
     is_gone,
     launched_for_a_short_start,
+    launched_with_compiler,
     let_go_of_lost_jvm,
     load_local_files,
     local_files_conf,
@@ -134,7 +135,7 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
         return
     find_programs(conf)
     given = jvm_conf(app_name, master, conf)
-    with with_archive(conf, wanted=class_archive), launched_for_a_short_start():
+    with with_archive(conf, wanted=class_archive), launched_with_compiler(given), launched_for_a_short_start():
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
     load_local_files(SparkContext._jvm, given)  # noqa: SLF001
 

@@ -29,6 +29,7 @@ from typing import Any
 from dagster_ckpt.checkpoint import mark_children
 from dagster_ckpt.spark.jvm import (
     launched_for_a_short_start,
+    launched_with_compiler,
     load_local_files,
     local_files_conf,
     run_small_query,
@@ -111,7 +112,7 @@ def _start(conf: dict[str, str], said: int, *, archive: bool, early: bool) -> An
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
     short_start = launched_for_a_short_start() if early else contextlib.nullcontext()
-    with with_archive(conf, wanted=archive), short_start:
+    with with_archive(conf, wanted=archive), launched_with_compiler(conf), short_start:
         given = SparkConf().setAll(list(conf.items()))
         gateway = launch_gateway(given, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
     load_local_files(gateway.jvm, conf)

@@ -71,6 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert archive is not None
         assert archive.is_whole()
         assert class_archive._begin({}) is None, "it is there"
+        assert "Traceback" not in archive.path.with_suffix(".log").read_text(encoding="utf-8")
     return cache
 
 
@@ -102,6 +103,42 @@ def test_the_jvm_starts_beside_the_claim_and_from_the_archive(
     of_spark = [line for line in loaded if " org.apache.spark." in line and "Lambda" not in line and "$$" not in line]
     from_archive = [line for line in of_spark if _FROM_ARCHIVE in line]
     assert len(from_archive) > 0.8 * len(of_spark) > 1000
+
+
+_READS_LINES = """
+import sys
+from pathlib import Path
+from dagster_ckpt.spark.query.session import start_session
+conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+session = start_session("lines", "local[1]", conf, class_archive=True)
+root = Path(sys.argv[1])
+root.mkdir()
+(root / "1.csv").write_text("1\\n1\\n")
+stream = session.readStream.schema("id LONG").csv(str(root)).dropDuplicates(["id"]).writeStream.format("csv")
+stream = stream.option("path", str(root / "out")).option("checkpointLocation", str(root / "live"))
+stream.trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_archive_knows_streams_of_several_formats_and_operators(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "classes.log"
+    monkeypatch.setenv(CACHE_VARIABLE, str(made))
+    monkeypatch.setenv(OPTIONS_VARIABLE, f"{os.environ[OPTIONS_VARIABLE]} -Xlog:class+load:file={log}")
+    done = subprocess.run(
+        [sys.executable, "-c", _READS_LINES, str(tmp_path / "in")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = log.read_text().splitlines()
+    for name in ("UnivocityParser", "CsvOutputWriter", "StreamingDeduplicateExec", "janino.SimpleCompiler"):
+        (line,) = (line for line in loaded if f".{name} source: " in line)
+        assert _FROM_ARCHIVE in line
 
 
 @pytest.mark.exhaustive
