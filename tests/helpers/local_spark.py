@@ -160,12 +160,13 @@ def _compile_local_files() -> None:
 
 def _make_class_archive() -> None:
     from dagster_ckpt.spark.jvm.class_archive import archive_for, make_class_archive  # noqa: PLC0415 - as above
+    from dagster_ckpt.spark.jvm.launching import compiler_option  # noqa: PLC0415
 
     os.environ.update(DAGSTER_CKPT_CACHE=str(_ARCHIVES), SPARK_SUBMIT_OPTS=JVM_OPTIONS)
     make_class_archive({}, wait=True)
     archive = archive_for({})
     assert archive is not None
-    _ARCHIVE_OPTIONS.write_text(archive.options, encoding="utf-8")
+    _ARCHIVE_OPTIONS.write_text(f"{archive.options} {compiler_option({})}", encoding="utf-8")
 
 
 if __name__ == "__main__":

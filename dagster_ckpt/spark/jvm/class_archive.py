@@ -29,7 +29,13 @@ from typing import Any
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import make_working_directory
-from dagster_ckpt.spark.jvm.launching import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, launched_with, spark_home
+from dagster_ckpt.spark.jvm.launching import (
+    EXTRA_CLASS_PATH,
+    OPTIONS_VARIABLE,
+    USERS_OPTIONS,
+    launched_with,
+    spark_home,
+)
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -45,7 +51,6 @@ _log = logging.getLogger(__name__)
 
 #: The environment variable with the directory of archives; empty for none.
 CACHE_VARIABLE = "DAGSTER_CKPT_CACHE"
-_USERS_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 #: A user who sets one of these decides about class data sharing.
 _DECIDED = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit", "AutoCreateSharedArchive")
 #: Parts of the class path besides the jars of Spark.
@@ -151,7 +156,7 @@ def archive_for(conf: Mapping[str, str]) -> ClassArchive | None:
         OSError: Java, Spark or the directory of archives cannot be read.
     """
     directory = _directory()
-    decided = any(word in conf.get(key, "") for key in _USERS_OPTIONS for word in _DECIDED)
+    decided = any(word in conf.get(key, "") for key in USERS_OPTIONS for word in _DECIDED)
     decided = decided or any(word in os.environ.get(OPTIONS_VARIABLE, "") for word in _DECIDED)
     if directory is None or decided or os.name != "posix":
         return None

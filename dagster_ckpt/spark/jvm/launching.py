@@ -12,6 +12,7 @@ from pathlib import Path
 __all__ = [
     "EXTRA_CLASS_PATH",
     "OPTIONS_VARIABLE",
+    "USERS_OPTIONS",
     "compiler_option",
     "launched_for_a_short_start",
     "launched_with",
@@ -22,6 +23,10 @@ __all__ = [
 #: Options for the driver's JVM, before those of the session's conf, which win.
 OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
+#: Where a user sets options of the JVM.
+USERS_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+#: The option by which Java loads classes with its own.
+_PATH = "-Xbootclasspath"
 #: The compiler that Spark has for its own code.
 _COMPILER = ("janino", "commons-compiler")
 #: HotSpot's second compiler takes a third of the processor time of a start, most of it for code that runs only then.
@@ -66,18 +71,19 @@ def launched_with_compiler(conf: Mapping[str, str]) -> AbstractContextManager[No
 
 
 def compiler_option(conf: Mapping[str, str]) -> str:
-    """The option of such a JVM; empty where other classes may stand before Spark's own.
+    """The option of such a JVM; empty where other classes may stand before Spark's own, or the user has set the option.
 
     The jars of the compiler, Janino, are signed. Java checks the signature of each class, which takes 0.3 s of the
     processor, and keeps no such class in an archive. Java believes the same jars beside its own classes.
     """
     home = spark_home()
-    if home is None or conf.get(EXTRA_CLASS_PATH) or os.environ.get("SPARK_CLASSPATH"):
+    given = " ".join([os.environ.get(OPTIONS_VARIABLE, ""), *(conf.get(key, "") for key in USERS_OPTIONS)])
+    if home is None or _PATH in given or conf.get(EXTRA_CLASS_PATH) or os.environ.get("SPARK_CLASSPATH"):
         return ""
     found = [sorted((home / "jars").glob(f"{name}-[0-9]*.jar")) for name in _COMPILER]
     if not all(len(jars) == 1 for jars in found):
         return ""
-    return f'"-Xbootclasspath/a:{os.pathsep.join(str(jars[0]) for jars in found)}"'
+    return f'"{_PATH}/a:{os.pathsep.join(str(jars[0]) for jars in found)}"'
 
 
 def spark_home() -> Path | None:

@@ -16,7 +16,7 @@ import pytest
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.spark.jvm import class_archive
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
-from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, compiler_option
 from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.harness import eventually
 
@@ -148,15 +148,16 @@ def test_no_archive_stops_a_jvm(made: Path, tmp_path: Path, monkeypatch: pytest.
     archive = archive_for({})
     assert archive is not None
     log = tmp_path / "classes.log"
-    assert _version(log, archive.options) > 1000
-    assert _version(log, archive.options, class_path=str(tmp_path)) == 0
+    compiler = compiler_option({})
+    assert _version(log, f"{archive.options} {compiler}") > 1000
+    assert _version(log, f"{archive.options} {compiler}", class_path=str(tmp_path)) == 0
     of_another_java = tmp_path / "other.jsa"
     data = bytearray(archive.path.read_bytes())
     own = data.find(b"OpenJDK 64-Bit Server VM")
     assert own > 0, "the header names the Java"
     data[own : own + 7] = b"ClosedJ"
     of_another_java.write_bytes(data)
-    assert _version(log, f"-XX:SharedArchiveFile={of_another_java}") == 0
+    assert _version(log, f"-XX:SharedArchiveFile={of_another_java} {compiler}") == 0
 
 
 _REFUSED = """

@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
 from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, compiler_option, launched_with_compiler
 from dagster_ckpt.spark.query.session import find_java
 from tests.helpers.threads import no_more_threads
 
@@ -80,6 +81,31 @@ def test_a_jvm_optimizes_its_code_later_unless_the_user_decides(tmp_path: Path) 
         "Tier4InvocationThreshold": "50000",
         "Tier4MinInvocationThreshold": "6000",
     }
+
+
+def test_sparks_compiler_is_loaded_with_javas_own_classes_unless_another_may_stand_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (OPTIONS_VARIABLE, "SPARK_CLASSPATH", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    option = compiler_option({"spark.driver.extraJavaOptions": "-Xss4m"})
+    jars = [Path(jar) for jar in option.strip('"').removeprefix("-Xbootclasspath/a:").split(":")]
+    assert [jar.name.rpartition("-")[0] for jar in jars] == ["janino", "commons-compiler"]
+    assert all(jar.exists() for jar in jars)
+    with launched_with_compiler({}):
+        assert os.environ[OPTIONS_VARIABLE] == option
+    assert OPTIONS_VARIABLE not in os.environ
+    assert compiler_option({"spark.driver.extraClassPath": "/mine/*"}) == ""
+    assert compiler_option({"spark.driver.extraJavaOptions": "-Xbootclasspath/a:/mine.jar"}) == ""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert compiler_option({}) == "", "no such jars"
+
+
+def test_a_query_is_compiled_by_classes_that_no_signature_is_checked_for(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    loaded = jvm.java.lang.Class.forName("org.codehaus.janino.SimpleCompiler")
+    assert loaded.getClassLoader() is None
+    assert spark.range(3).selectExpr("id * 2 AS twice").filter("twice > 2").count() == 1
 
 
 _BESIDE = """
