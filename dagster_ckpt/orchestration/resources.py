@@ -32,11 +32,13 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
     conf: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
     app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
     early_jvm: bool = Field(
-        default=True, description="Start the JVM of Spark beside the first look at the storage, not after it."
+        default=True,
+        description="Start the JVM of Spark beside the first look at the storage, not after it; for a run that resumes "
+        "a job, when Dagster launches the run.",
     )
     class_archive: bool = Field(
         default=True,
-        description="Keep the classes of Spark in an archive (190 MB in the user's cache) that the next JVM starts "
+        description="Keep the classes of Spark in an archive (200 MB in the user's cache) that the next JVM starts "
         "from. It is made once, in a process of the lowest priority, after the first checkpoint of a run.",
     )
     standby: int = Field(
