@@ -26,8 +26,8 @@ from dagster_ckpt.version import __version__
 
 __all__ = ["Standby", "directory"]
 
-#: Variables that differ from run to run and tell the JVM nothing.
-_OF_A_RUN = ("PYSPARK_GATEWAY", DRIVER_VARIABLE)
+#: Variables that differ from run to run, or that Dagster sets in runs alone (for Snowflake), and tell the JVM nothing.
+_OF_A_RUN = ("PYSPARK_GATEWAY", DRIVER_VARIABLE, "SF_PARTNER")
 #: Keys of a conf, and variables, that name files or directories which the JVM reads.
 _FILES = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles", "spark.driver.extraClassPath")
 _DIRECTORIES = ("SPARK_CLASSPATH", "SPARK_DIST_CLASSPATH", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")

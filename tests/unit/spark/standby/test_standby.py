@@ -141,6 +141,7 @@ def test_each_thing_that_a_jvm_depends_on_makes_another_standby(
     assert name() == first
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setenv("DAGSTER_CKPT_DRIVER", "another driver")
+    monkeypatch.setenv("SF_PARTNER", "DagsterLabs_Dagster")  # in runs, and not where Dagster launches these
     assert name() == first, "as the next run's would be"
     found = {first, name(**{"spark.driver.memory": "2g"})}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rotated")
