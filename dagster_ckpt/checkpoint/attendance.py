@@ -39,7 +39,12 @@ class Attendance:
 
 
 def attendance_of(
-    records: JobRecords, claim: Claim, clock: Clock, before: Attendance | None = None
+    records: JobRecords,
+    claim: Claim,
+    clock: Clock,
+    before: Attendance | None = None,
+    *,
+    is_driver_dead: bool = False,
 ) -> Attendance | None:
     """Who attends the driver of the newest claim; ``None`` for a driver that is the run's own process.
 
@@ -50,6 +55,8 @@ def attendance_of(
         claim: the newest.
         clock: of this host.
         before: what the last look at the same claim has shown, if it is to be believed for as long as it stands.
+        is_driver_dead: then the job waits for the run, which ends by itself where it lives. So in a bucket, where signs
+            are rare, the run counts as dead when a sign is overdue, and not when three are.
 
     Raises:
         CorruptCheckpoint: a record cannot be read.
@@ -60,9 +67,11 @@ def attendance_of(
     if records.submissions.of(claim.run_id) is None:
         return None
     asked = clock.monotonic()
-    sign, dead = _last_sign(records, clock)
+    sign, dead, seen = _last_sign(records, clock)
     if sign is None:
         return Attendance(claim.run_id, "it has left no sign of life")
+    if is_driver_dead and dead is None and records.filesystem.is_distant and seen > sign.lease.settled:
+        dead = f"its sign of life is overdue: the last one is {seen:.0f} s old"
     return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted, sign=sign, asked=asked)
 
 
@@ -83,15 +92,18 @@ def run_that_waits(records: JobRecords, claim: Claim, clock: Clock) -> str | Non
     submission = records.submissions.standing()
     if submission is None or submission.run_id == claim.run_id or submission.after != claim.epoch:
         return None
-    sign, dead = _last_sign(records, clock)
+    sign, dead, _ = _last_sign(records, clock)
     return submission.run_id if sign is not None and sign.run_id == submission.run_id and dead is None else None
 
 
-def _last_sign(records: JobRecords, clock: Clock) -> tuple[Heartbeat | None, str | None]:
-    """The last sign of life of a run that attends a driver or waits for one, and why that run is dead."""
+def _last_sign(records: JobRecords, clock: Clock) -> tuple[Heartbeat | None, str | None, float]:
+    """The last sign of life of a run that attends a driver or waits for one, why that run is dead, and the sign's age.
+
+    The age is for how many seconds this process has seen the sign unchanged.
+    """
     asked = clock.monotonic()
     sign = records.attendant.read()
     if sign is None:
-        return None, None
+        return None, None, 0.0
     seen = unchanged_for((*records.attendant.key, "attendant"), (sign.run_id, sign.sequence), clock, asked)
-    return sign, sign.is_dead(clock, unchanged=seen, asked=asked)
+    return sign, sign.is_dead(clock, unchanged=seen, asked=asked), seen

@@ -142,7 +142,7 @@ def checkpointed_streaming_asset(
     previous: Mapping[str, QueryFunction] | None = None,
     green: Mapping[str, QueryFunction] | None = None,
     standby: bool = False,
-    rehearsal: bool = True,
+    rehearsal: bool = False,
     automation_condition: dg.AutomationCondition[Any] | None = None,
     freshness_policy: Any = None,
     pool: str | None = None,
@@ -200,7 +200,8 @@ def checkpointed_streaming_asset(
             of them runs from when a run is launched with its version as ``code_version``.
         standby: beside a running job another Dagster run waits, with a Spark that is started and warm, and takes the
             job over when the job's run is dead.
-        rehearsal: the standby lets the query compute its next batch on a copy of the newest checkpoint, for nobody.
+        rehearsal: the standby lets the query compute its next batch on a copy of the newest checkpoint, for nobody;
+            for that it calls the function once more beside the running job.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.

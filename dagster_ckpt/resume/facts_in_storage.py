@@ -55,6 +55,9 @@ def stored_facts(
     dead, died_at = death
     failures = catalog.records.failures.of(claim.series) if claim else []
     unrecorded = claim is not None and dead is not None and end is None
+    attendance = None
+    if claim is not None:
+        attendance = attendance_of(catalog.records, claim, clock, is_driver_dead=dead is not None)
     active = frozenset((run.run_id, run.status) for run in others if run.is_active)
     return Facts(
         now=clock.time(),
@@ -72,7 +75,7 @@ def stored_facts(
         poison_batch_attempts=poison_batch_attempts,
         waited=_unchanged_for(catalog, "failures", frozenset((item.run_id, item.sequence) for item in failures), clock),
         starting_for=_unchanged_for(catalog, "active", active, clock),
-        attendance=None if claim is None else attendance_of(catalog.records, claim, clock),
+        attendance=attendance,
         waits=None if claim is None or dead is None else run_that_waits(catalog.records, claim, clock),
     )
 

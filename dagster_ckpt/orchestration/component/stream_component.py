@@ -120,7 +120,7 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     )
     standby: bool = Field(default=False, description="Another run waits with a warm Spark, to take the job over.")
     rehearsal: bool = Field(
-        default=True, description="A standby lets the query compute its next batch on a copy of the newest checkpoint."
+        default=False, description="A standby lets the query compute its next batch on a copy of the newest checkpoint."
     )
     pool: str | None = Field(default=None, description="As of any asset.")
     op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")

@@ -89,8 +89,7 @@ class Start:
         code: CodeVersion,
         why: str,
     ) -> None:
-        self._code = code
-        self._why = why
+        self._code, self._why = code, why
         self._job = job
         self._claim = claim
         self._spark = spark

@@ -75,6 +75,21 @@ class TestBelievedForAsLongAsItStands:
         records.attendant.write(replace(SIGN, lease=Lease(300, 900)))
         return records
 
+    def test_of_a_dead_driver_nobody_waits_for_more_than_one_sign(
+        self, records: JobRecords, clock: ManualClock
+    ) -> None:
+        lease = Lease(300, 900)
+        told = []
+        for waited in (0, lease.settled, 1):
+            clock.advance(waited)
+            living = attendance_of(records, CLAIM, clock)
+            dead = attendance_of(records, CLAIM, clock, is_driver_dead=True)
+            assert living is not None
+            assert dead is not None
+            assert living.dead is None
+            told.append(dead.dead)
+        assert told == [None, None, f"its sign of life is overdue: the last one is {lease.settled + 1:.0f} s old"]
+
     def test_on_another_host(self, storage: FaultInjectingFileSystem, records: JobRecords, clock: ManualClock) -> None:
         first = attendance_of(records, CLAIM, clock)
         before = storage.operations
