@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from time import monotonic
 
 from dagster_ckpt.errors import SparkNotStarted
 
@@ -22,18 +23,27 @@ __all__ = ["check_release"]
 _STANDALONE = "spark://"
 #: The setting of a master for the port of its web page, and where the page is without it.
 _PORT, _USUAL_PORT = "spark.master.ui.port", "8080"
-#: Seconds for the page.
+#: Seconds for the first bytes of a page, and for all of it.
 _PATIENCE = 5.0
 #: Bytes of the page: what is looked for stands before the tables.
 _MOST = 100_000
 #: Workers whose pages are looked at, side by side; and the bytes that a master may say of all its Workers.
 _WORKERS, _MOST_OF_WORKERS = 64, 10_000_000
 _RELEASE = re.compile(r'class="version\b[^>]*>\s*((\d+\.\d+)[^\s<]*)')
-_WORKER_PAGE = re.compile(r"https?://[^/\s]+")
+_WORKER_PAGE = re.compile(r"https?://[\w.:\[\]-]+")
 _MASTER = re.compile(r"Spark Master at spark://[^\s<]*:(\d+)")
 _JAR = re.compile(r"spark-launcher_[\d.]+-((\d+\.\d+).*)\.jar")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A Worker names its page to the master by itself: the page leads nowhere else."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow nothing."""
+
+
 #: The master is this machine's neighbour, and no proxy is asked.
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect()).open
 
 
 def check_release(master: str, conf: Mapping[str, str], spark_home: Path) -> str | None:
@@ -87,7 +97,9 @@ def _compared(what: str, told: re.Match[str], here: re.Match[str]) -> str | None
 def _workers(page: str) -> Iterator[tuple[str, re.Match[str]]]:
     """The page and the release of each living Worker of a master, as far as their pages can be reached from here."""
     urls: list[str] = []
-    with suppress(ValueError, TypeError, KeyError, AttributeError):  # another release may tell it otherwise
+    with suppress(
+        ValueError, TypeError, KeyError, AttributeError, RecursionError
+    ):  # another release may tell it otherwise
         workers = json.loads(_page(f"{page}/json/", _MOST_OF_WORKERS)).get("workers", ())
         living = [worker["webuiaddress"] for worker in workers if worker["state"] == "ALIVE"]
         urls = [url for url in living if _WORKER_PAGE.fullmatch(url)]
@@ -106,9 +118,12 @@ def _told(url: str, port: str) -> re.Match[str] | None:
 
 
 def _page(url: str, most: int = _MOST) -> str:
-    """What a page says, nothing where nothing answers."""
+    """What a page says in time, nothing where nothing answers."""
+    content, until = b"", monotonic() + _PATIENCE
     try:
         with _open(url, timeout=_PATIENCE) as reply:
-            return str(reply.read(most).decode("utf-8", "replace"))
+            while monotonic() < until and len(content) < most and (part := reply.read1(most - len(content))):
+                content += part
     except (OSError, ValueError, HTTPException):
         return ""
+    return content.decode("utf-8", "replace")

@@ -32,6 +32,8 @@ _CONF = {"spark.log.level": "WARN"}
 _SECRET = re.compile(
     r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
 )
+#: Those of Kubernetes whose values only say where a secret is. The pod is made by them, before a session is.
+_REFERENCE = re.compile(r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)")
 #: What Spark brings beside `files`, or in their place.
 _ALSO_FILES = ("spark.files", "spark.yarn.dist.files")
 #: The image of all pods on Kubernetes; those of the driver and of the executors; and where local files go through.
@@ -86,7 +88,8 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
     app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
     python: str | None = Field(
         default=None,
-        description="The Python of the driver and of the executors, on their hosts. Default: the path of this Python.",
+        description="The Python of the driver and of the executors, on their hosts. Default: the path of this Python; "
+        "in a pod of its own python3, as the image has it.",
     )
     spark_home: str | None = Field(
         default=None, description="The Spark whose bin/spark-submit is used. Default: that of the installed pyspark."
@@ -117,7 +120,8 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         """
         self._check()
         home = self._home()
-        conf = {**_CONF, "spark.pyspark.python": self.python or sys.executable, **self._conf(), **(required or {})}
+        python = self.python or ("python3" if self._in_pod else sys.executable)
+        conf = {**_CONF, "spark.pyspark.python": python, **self._conf(), **(required or {})}
         if self.deploy_mode == CLUSTER:
             conf |= settings_on_cluster(self.master)
         return [
@@ -250,7 +254,7 @@ def own_spark(resource: SparkSessionResource | SparkSubmitResource) -> SparkSess
 
 
 def _is_secret(key: str, value: str) -> bool:
-    return _SECRET.search(key) is not None or redacted(value) != value
+    return (_SECRET.search(key) is not None and _REFERENCE.match(key) is None) or redacted(value) != value
 
 
 def _is_local(file: str) -> bool:

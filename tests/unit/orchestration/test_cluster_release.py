@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import SparkNotStarted
+from dagster_ckpt.orchestration.attending import cluster_release
 from dagster_ckpt.orchestration.attending.cluster_release import check_release
 from tests.servers.ports import free_port
 
@@ -29,14 +30,22 @@ def home(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def page(content: str, workers: str = "") -> Iterator[dict[str, str]]:
-    """A web page, what it tells of its Workers as JSON, and the conf of a driver that finds it."""
+def page(content: str, workers: str = "", *, to: str = "", drips: bool = False) -> Iterator[dict[str, str]]:
+    """A web page, what it tells of its Workers as JSON, and the conf of a driver that finds it.
+
+    The page leads ``to`` another one, or ``drips`` until nobody listens.
+    """
+    is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(302 if to else 200)
+            if to:
+                self.send_header("Location", to)
             self.end_headers()
             self.wfile.write((workers if self.path == "/json/" else content).encode())
+            while drips and not is_over.wait(0.05):
+                self.wfile.write(b" ")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -44,6 +53,7 @@ def page(content: str, workers: str = "") -> Iterator[dict[str, str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield {"spark.master.ui.port": str(server.server_port)}
+        is_over.set()
         server.shutdown()
 
 
@@ -134,6 +144,37 @@ def test_a_worker_of_another_release_is_named(home: Path) -> None:
     assert raised.value.message.startswith("The Worker at http://127.0.0.1:")
     assert "of the Spark master at spark://127.0.0.1:7077 has Spark 4.2.1, and" in raised.value.message
     assert raised.value.message.endswith("the driver is submitted with 4.3.0. No driver was started.")
+
+
+@pytest.mark.parametrize("url", ["http://me@127.0.0.1:{port}", "http://127.0.0.1:{port}?at=", "ftp://127.0.0.1"])
+def test_only_an_address_is_asked_for_a_worker(home: Path, url: str) -> None:
+    with page(OF_WORKER.format(release="4.2.1", port=1)) as of_worker:
+        listed = url.format(port=of_worker["spark.master.ui.port"])
+        workers = json.dumps({"workers": [{"state": "ALIVE", "webuiaddress": listed}]})
+        with page(PAGE.format(release="4.3.0", port=7077), workers) as conf:
+            assert check_release(MASTER, conf, home) is None
+
+
+def test_a_page_leads_nowhere_else(home: Path) -> None:
+    with (
+        page(PAGE.format(release="4.2.1", port=7077)) as conf,
+        page("", to=f"http://127.0.0.1:{conf['spark.master.ui.port']}") as led,
+    ):
+        told = check_release(MASTER, led, home)
+    assert told is not None
+    assert told.startswith("No web page")
+
+
+@pytest.mark.parametrize("workers", ["[" * 100_000, '{"workers": 3}', '{"workers": [{}]}', "no JSON"])
+def test_what_is_no_list_of_workers_tells_nothing(home: Path, workers: str) -> None:
+    with page(PAGE.format(release="4.3.0", port=7077), workers) as conf:
+        assert check_release(MASTER, conf, home) is None
+
+
+def test_a_page_that_does_not_end_is_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_release, "_PATIENCE", 0.5)
+    with page(PAGE.format(release="4.2.1", port=7077), drips=True) as conf, pytest.raises(SparkNotStarted):
+        check_release(MASTER, conf, home)
 
 
 def test_a_worker_that_is_lost_does_not_count(home: Path) -> None:

@@ -250,6 +250,24 @@ def test_a_driver_on_kubernetes_is_of_the_image(tmp_path: Path, deploy_mode: str
     )
 
 
+def test_a_pod_gets_its_secrets_by_name_and_a_python_of_the_image(tmp_path: Path) -> None:
+    named = {
+        "spark.kubernetes.driver.secrets.shop-db": "/etc/secrets",
+        "spark.kubernetes.executor.secretKeyRef.DB_PASSWORD": "shop-db:password",
+        "spark.kubernetes.authenticate.submission.oauthTokenFile": "/var/run/token",
+    }
+    secret = {"spark.kubernetes.authenticate.submission.oauthToken": "abc", "spark.hadoop.fs.s3a.secret.key": "def"}
+    spark = submit(tmp_path).model_copy(
+        update={**KUBERNETES, "image": "shop:1", "deploy_mode": "cluster", "conf": {**named, **secret}}
+    )
+    told = spark.command("orders", "run")
+    assert {f"{key}={value}" for key, value in named.items()} <= set(told)
+    assert not any(key in part for key in secret for part in told if not part.startswith(tuple(named)))
+    assert "spark.pyspark.python=python3" in told, "that of this host is no path in the image"
+    here = spark.model_copy(update={"deploy_mode": "client"}).command("orders", "run")
+    assert f"spark.pyspark.python={sys.executable}" in here
+
+
 def test_the_images_may_be_named_by_conf(tmp_path: Path) -> None:
     kinds = {f"spark.kubernetes.{kind}.container.image": "shop:1" for kind in ("driver", "executor")}
     for conf in ({IMAGE: "shop:1"}, kinds):

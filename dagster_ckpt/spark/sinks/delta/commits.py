@@ -100,7 +100,7 @@ class Commit:
         restored: the version that the commit made the table equal to, ``None`` when it does not name one.
         transaction: Delta's id of the transaction that made the commit; empty when the commit does not tell.
         table: the id of the table, where the commit describes the table.
-        constraint: the name of the constraint that the commit added or dropped, ``None`` for none.
+        constraint: the name, in lower case, of the constraint that the commit added or dropped, ``None`` for none.
     """
 
     version: int
@@ -169,7 +169,7 @@ def parse_commit(version: int, text: str) -> Commit:
                     parameters = action.get("operationParameters", {})
                     target = parameters.get("version")
                     restored = int(target) if operation == "RESTORE" and target is not None else None
-                    constraint = str(parameters.get("name")) if operation in _CONSTRAINTS else None
+                    constraint = str(parameters.get("name")).casefold() if operation in _CONSTRAINTS else None
                 elif kind == "metaData":
                     table = str(action["id"])
                 elif kind == "txn":
@@ -217,9 +217,10 @@ def _refuse_unchecked(gone: Collection[FileKey], inverted: Sequence[Commit], oth
     """Refuse to bring rows back that were not in the table when somebody gave the table a constraint."""
     added = {commit.constraint: commit for commit in others if commit.constraint is not None}
     constrained = [commit for commit in added.values() if commit.operation == _NEW_CONSTRAINT]
-    for commit in inverted:
+    went = {key: commit for commit in inverted if commit.changes_rows for key in commit.removed.keys() & gone}
+    for commit in went.values():
         later = [each for each in constrained if each.version > commit.version]
-        if later and commit.changes_rows and not commit.removed.keys().isdisjoint(gone):
+        if later:
             raise SinkMismatch(
                 "Rows that must come back into the table were not there when the table got a constraint, in "
                 f"{later[0]}, so nobody has looked whether they satisfy it.",

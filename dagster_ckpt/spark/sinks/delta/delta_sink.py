@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSink"]
 
+_COORDINATED = "delta.coordinatedCommits.commitCoordinator-preview"
 #: Properties of a table, each with the value that does no harm, and what another value does.
 _HARMFUL = (
     ("delta.appendOnly", "false", "no rollback could take rows back"),
     ("delta.setTransactionRetentionDuration", None, "the table would forget which run wrote to it last"),
-    ("delta.coordinatedCommits.commitCoordinator-preview", None, "its newest commits are kept elsewhere"),
+    (_COORDINATED, None, "its newest commits are kept elsewhere"),
 )
 _OURS = frozenset({"txnappid", "txnversion"})
 #: Options that ask for something else than rows to be added. Delta would ignore most of them in an append.
@@ -285,7 +286,9 @@ class DeltaSink(TableSink):
             if (setting := table.setting(name)) not in (None, harmless):
                 raise InvalidConfiguration(
                     f"The Delta table {self._path} has the property {name} = {setting}: {why}.",
-                    hint=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{name}').",
+                    hint="ALTER TABLE ... DROP FEATURE `coordinatedCommits-preview`, or write to another table."
+                    if name == _COORDINATED
+                    else f"ALTER TABLE ... UNSET TBLPROPERTIES ('{name}').",
                 )
 
         def plan(newest: int) -> Rollback:

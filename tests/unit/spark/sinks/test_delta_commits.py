@@ -319,6 +319,22 @@ def test_rows_come_back_unless_the_table_got_a_constraint_while_they_were_away()
         plan_rollback(table.log[1:], APP, 0)
 
 
+def test_rows_that_delta_has_looked_at_since_come_back_whatever_was_before() -> None:
+    table = Table()
+    table.commit("WRITE", added=[((OURS, 1),)], who=OURS)
+    table.commit("RESTORE", ["part-0"], who=OURS)
+    table.now["part-0"] = table.files["part-0"]
+    table._end([the_json("add", "part-0", changes=True), marked(OURS, 2)])
+    table._end([constraint("ADD", "Looked at")])
+    table.commit("RESTORE", ["part-0"], who=OURS)
+    assert plan_rollback(table.log[1:], APP, 0).paths == ("part-0",)
+    table._end([constraint("ADD", "Away")])
+    with pytest.raises(SinkMismatch, match="got a constraint"):
+        plan_rollback(table.log[1:], APP, 0)
+    table._end([constraint("DROP", "away")])
+    assert plan_rollback(table.log[1:], APP, 0).paths == ("part-0",)
+
+
 def test_rows_that_were_compacted_when_the_table_got_a_constraint_come_back() -> None:
     """Delta has looked at them in the other file."""
     table = Table()
