@@ -18,11 +18,11 @@ __all__ = ["write_page"]
 #: What failed, the kind of cases of this library, and that of Flink.
 _ROWS = (
     ("The run's process is killed, its live location deleted", "new run", "Flink: everything"),
-    ("The same, beside a [standby](../how-to/standby.md)", "whole standby", "Flink: everything"),
+    ("The same, beside a [standby](../how-to/standby.md) that has rehearsed", "whole standby", "Flink: everything"),
     ("The JVM is killed; of Flink the TaskManager", "jvm", "Flink: TaskManager"),
     ("The query fails: a task throws", "in run", "Flink: task"),
     ("Another host takes over, which begins at the kill", "elsewhere", None),
-    ("Another host takes over, beside a standby there", "standby elsewhere", None),
+    ("Another host takes over, beside such a standby there", "standby elsewhere", None),
 )
 #: The kinds that first wait for the lease of the dead run.
 _AFTER_LEASE = ("elsewhere", "standby elsewhere")

@@ -32,6 +32,7 @@ _LEASE = timedelta(seconds=float(os.environ[LEASE_VARIABLE]))
     # One job is killed again and again, and each restart waits as long as the first restart of a job.
     restart=RestartStrategies.fixed_delay_restart(1000, "1 s"),
     standby=os.environ[STANDBY_VARIABLE] == "1",
+    rehearsal=True,
 )
 def distinct_ids(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
     """Each id once."""
