@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,8 @@ def _case(options: argparse.Namespace, storage: str, lease: str, way: str, home:
         _wait(options.seconds, sensor, options.tick)
         seconds = time.monotonic() - begun
         counted = [list(one.log())[first:] for one, first in zip((door, sensors_door), before, strict=True)]
+        if way == "driver":
+            _end_driver(definitions)
     job, looks = (Counter(f"{item.kind} {item.name.rstrip('/').rpartition('/')[2]}" for item in log) for log in counted)
     figures = [_figures(storage, one, seconds) for one in (job, looks)]
     return {
@@ -127,6 +130,15 @@ def _case(options: argparse.Namespace, storage: str, lease: str, way: str, home:
         "sensor": figures[1],
         "usd": figures[0]["usd"] + figures[1]["usd"],
     }
+
+
+def _end_driver(definitions: Any) -> None:
+    """Kill the driver of its own, which would outlive this process; its JVM ends with it."""
+    from dagster_ckpt.checkpoint import JobRecords  # noqa: PLC0415 - of the child alone
+
+    beat = JobRecords(definitions.resources["checkpoint_storage"].filesystem(), JOB).heartbeat.read()
+    if beat is not None:
+        os.kill(beat.processes[0].pid, signal.SIGKILL)
 
 
 def _figures(storage: str, counted: Counter[str], seconds: float) -> dict[str, Any]:

@@ -186,7 +186,8 @@ class _Settings:
     """The part of a SparkConf that PySpark's launcher reads, without asking the JVM of a session that may be gone."""
 
     def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - Spark's name
-        return [("spark.driver.memory", _HEAP)]
+        # No application runs there. In a container of YARN spark-submit would take the container's master, and refuse.
+        return [("spark.driver.memory", _HEAP), ("spark.master", "local"), ("spark.submit.deployMode", "client")]
 
 
 def _launch() -> Any:

@@ -15,6 +15,7 @@ from assets.delays import delays_query
 from dagster_ckpt import (
     CheckpointConfig,
     FileSystemCheckpointStorage,
+    LiveLocationPlace,
     RestartStrategies,
     SparkSubmitResource,
     build_checkpoint_definitions,
@@ -52,7 +53,9 @@ defs = build_checkpoint_definitions(
     [delays],
     resources={
         "checkpoint_storage": FileSystemCheckpointStorage(
-            checkpoint_path=str(_shared.storage), working_directory=str(_shared.live)
+            checkpoint_path=_spark["storage"] or str(_shared.storage),
+            working_directory=str(_shared.live),
+            live_location=LiveLocationPlace.STORAGE if _spark["storage"] else LiveLocationPlace.AUTO,
         ),
         "spark": SparkSubmitResource(
             definitions="tests.system.cluster.submitted:defs",

@@ -11,9 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
@@ -25,9 +26,10 @@ from assets.flights import CLOSING_FILES, _write, land, landing_plan
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.errors import DriverLost
-from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem import HdfsFileSystem, PosixFileSystem
 from dagster_ckpt.orchestration.names import ATTENDS_TAG, partition_key
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
+from tests.servers.hdfs_cluster import MiniDfs, cluster_jvm
 from tests.servers.yarn_cluster import yarn_cluster
 from tests.system.cluster.layout import JOB, Shared
 from tests.system.cluster.standalone import eventually
@@ -56,12 +58,14 @@ class Place:
         starter: what a process above the driver has in its command line.
         end: the driver with this process id.
         deploy_mode: where the driver is to be.
+        hdfs: where the checkpoints and the live location are, if not on the disk of this machine.
     """
 
     cluster: Cluster
     starter: str
     end: Callable[[int], object]
     deploy_mode: str = "cluster"
+    hdfs: HdfsFileSystem | None = None
 
 
 def _kill_jvm(driver: int) -> None:
@@ -85,6 +89,16 @@ def _yarn(directory: Path, *, with_node: bool = False, deploy_mode: str = "clust
         yield Place(Cluster("yarn", running.process, environment, conf), starter, end, deploy_mode)
 
 
+@contextmanager
+def _yarn_and_hdfs(directory: Path) -> Iterator[Place]:
+    with _yarn(directory) as there:
+        (directory / "hdfs").mkdir()
+        with cluster_jvm(directory / "hdfs") as jvm:
+            dfs = MiniDfs(jvm, directory / "hdfs" / "dfs")
+            yield replace(there, hdfs=HdfsFileSystem(dfs.authority(), "/open/of all"))
+            dfs.close()
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -92,6 +106,7 @@ def _yarn(directory: Path, *, with_node: bool = False, deploy_mode: str = "clust
         pytest.param(_yarn, id="yarn"),
         pytest.param(partial(_yarn, deploy_mode="client"), id="yarn-client"),
         pytest.param(partial(_yarn, with_node=True), id="yarn-with-its-node"),
+        pytest.param(_yarn_and_hdfs, id="yarn-live-in-hdfs"),
     ],
 )
 def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_executor(
@@ -99,9 +114,9 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_
 ) -> None:
     shared = _landed(tmp_path / "shared", monkeypatch)
     last = -(-(_DAYS + CLOSING_FILES) // _FILES_PER_TRIGGER) - 1
-    catalog = CheckpointCatalog(PosixFileSystem(shared.storage), JOB)
     with place(tmp_path / "cluster") as there, dg.DagsterInstance.ephemeral() as instance:
         cluster = there.cluster
+        catalog = CheckpointCatalog(there.hdfs or PosixFileSystem(shared.storage), JOB)
         defs = _definitions(there, shared, monkeypatch)
         job = defs.resolve_job_def(f"{JOB}_job")
 
@@ -128,11 +143,14 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_
             done = job.execute_in_process(instance=instance, run_config=requested.run_config, tags=dict(requested.tags))
         assert done.success
         shown = set(instance.get_dynamic_partitions(f"{JOB}_checkpoints"))
+        chosen = catalog.choice()
+        assert chosen is not None
+        assert (chosen[0], chosen[1].restored is not None) == (2, True)
+        completed, broken = catalog.completed(chosen[1].job_id)
+        if there.hdfs is not None:
+            assert str(chosen[1].live).startswith(f"{there.hdfs.url}/{JOB}/taskowned/")
+            assert not list(shared.live.rglob("offsets")), "none of it is on the disk"
 
-    chosen = catalog.choice()
-    assert chosen is not None
-    assert (chosen[0], chosen[1].restored is not None) == (2, True)
-    completed, broken = catalog.completed(chosen[1].job_id)
     assert not broken
     assert last <= completed[-1].batch <= last + 1, "the driver has read how many files a batch has"
     assert shown == {partition_key(metadata) for metadata in completed}
@@ -190,7 +208,8 @@ def _definitions(there: Place, shared: Shared, monkeypatch: pytest.MonkeyPatch) 
     cluster = there.cluster
     for name in {"SPARK_LOCAL_IP", "PYSPARK_PYTHON", "HADOOP_CONF_DIR"} & cluster.environment.keys():
         monkeypatch.setenv(name, cluster.environment[name])
-    spark = {"master": cluster.master, "deploy_mode": there.deploy_mode, "conf": dict(cluster.conf)}
+    spark: dict[str, Any] = {"master": cluster.master, "deploy_mode": there.deploy_mode, "conf": dict(cluster.conf)}
+    spark["storage"] = None if there.hdfs is None else there.hdfs.url
     (shared.root / "spark.json").write_text(json.dumps(spark), encoding="utf-8")
     (shared.root / "files_per_trigger").write_text(str(_FILES_PER_TRIGGER), encoding="utf-8")
     monkeypatch.delitem(sys.modules, _DEFINITIONS, raising=False)
