@@ -17,12 +17,15 @@ from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
 from dagster_ckpt.spark.query import find_programs, jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
-from dagster_ckpt.spark.standby.handover import EARLY, UNADOPTED
+from dagster_ckpt.spark.standby.handover import EARLY, UNADOPTED, UNASKED
 from dagster_ckpt.spark.standby.place import Standby, directory
 
 __all__ = ["adopt_standby", "end_standby", "keep_standby", "launch_early"]
 
 _log = logging.getLogger(__name__)
+
+#: Seconds for which no JVM is launched with a run, when no run has asked for the last one.
+_UNASKED_FOR = 3600.0
 
 
 class _Kept:
@@ -114,13 +117,15 @@ def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_a
     """Start the JVM of a run that is launched now, in the background; returns at once.
 
     That run adopts the JVM, by then started, if both processes have the same environment and directory. This process
-    waits for one such run at a time. The JVM ends with this process, or if no run has adopted it in a minute. The
-    arguments are those of :func:`~dagster_ckpt.spark.query.start_session`.
+    waits for one such run at a time. The JVM ends with this process, or if no run has adopted it in a minute; then none
+    is launched for an hour, because it would only take processor time from the run. The arguments are those of
+    :func:`~dagster_ckpt.spark.query.start_session`.
     """
     if sys.platform != "linux":
         return
     with _kept.lock:
-        if _kept.thread is not None and _kept.thread.is_alive():
+        alive = _kept.thread is not None and _kept.thread.is_alive()
+        if alive or time.monotonic() < _kept.next_at:
             return
 
         def launch() -> None:
@@ -175,5 +180,8 @@ def _keep(wanted: Standby, *, early: bool = False) -> None:
     except Exception as error:
         _log.warning("No standby is kept: %s", error)
         return
-    if returned > 0:
+    if returned == UNASKED:
+        _kept.next_at = time.monotonic() + _UNASKED_FOR
+        _log.info("No run has asked for the JVM that was launched with it; for an hour none is launched.")
+    elif returned > 0:
         _log.warning("The standby has ended with %d; %s says why.", returned, log)

@@ -35,7 +35,7 @@ from dagster_ckpt.spark.jvm import (
     run_small_query,
     with_archive,
 )
-from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TAKEN, UNADOPTED, pump
+from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TAKEN, UNADOPTED, UNASKED, pump
 from dagster_ckpt.spark.standby.place import directory
 
 _LOOK = 1.0
@@ -100,7 +100,7 @@ def main() -> int:
             connection = _await(listener, gateway.proc, driver, until)
         (directory() / f"{name}.sock").unlink(missing_ok=True)  # no other run may wait for this JVM
         if connection is None:
-            return 0
+            return UNASKED if time.monotonic() >= until else 0
         os.write(stop, b".")
         pumping.join()
         with connection:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.spark.standby import adopted_jvm, adopting, place
 from dagster_ckpt.spark.standby.adopted_jvm import AdoptedJvm, RefusedError, adopt
+from dagster_ckpt.spark.standby.handover import UNASKED
 from dagster_ckpt.spark.standby.place import Standby
 from tests.jobs.harness import eventually
 
@@ -178,6 +180,34 @@ def test_what_is_wrong_with_a_standby_is_a_warning_and_no_more(
     monkeypatch.setattr(adopting, "_kept", adopting._Kept())
     assert not adopting.adopt_standby("job", "local[1]", {}, class_archive=False)
     assert "Spark starts a JVM, because the one that waits cannot be adopted: process 1 is no JVM" in caplog.text
+
+
+def test_no_jvm_is_launched_again_soon_when_no_run_has_asked_for_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
+    monkeypatch.setattr(adopting, "make_working_directory", lambda *_: None)
+    monkeypatch.setattr(adopting, "directory", lambda: tmp_path)
+    started = []
+
+    class Keeper(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **settings: Any) -> None:
+            started.append(command)
+            super().__init__([sys.executable, "-c", f"import sys; input(); sys.exit({UNASKED})"], **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", Keeper)
+    for _ in range(2):
+        adopting.launch_early("job", "local[1]", {}, class_archive=False)
+        assert kept.thread is not None
+        kept.thread.join()
+    assert len(started) == 1
+    assert "for an hour none is launched" in caplog.text
+    kept.next_at = 0.0
+    adopting.launch_early("job", "local[1]", {}, class_archive=False)
+    assert kept.thread is not None
+    kept.thread.join()
+    assert len(started) == 2
 
 
 def test_a_run_without_a_jvm_of_its_own_keeps_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
