@@ -15,6 +15,9 @@ from dagster_ckpt.orchestration.resources import SparkSessionResource
 
 __all__ = ["launch_jvm"]
 
+#: With these the start of a JVM is a download, for which a run would not wait.
+_FETCHING = ("spark.jars.packages", "spark.jars", "spark.jars.ivy")
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +35,8 @@ def launch_jvm(
         resource: Spark, as the definitions have it.
     """
     if not isinstance(resource, SparkSessionResource) or not resource.starts_early:
+        return
+    if any(resource.conf.get(key) for key in _FETCHING):
         return
     if not names.is_resume(request.tags) or "resources" in request.run_config:  # which may configure another Spark
         return

@@ -27,6 +27,8 @@ EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 USERS_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 #: The option by which Java loads classes with its own.
 _PATH = "-Xbootclasspath"
+#: Settings by which a session may want other classes than those in Spark's jars, and what they usually say.
+_OWN_CLASSES = (("spark.driver.userClassPathFirst", "false"), ("spark.sql.hive.metastore.jars", "builtin"))
 #: The compiler that Spark has for its own code.
 _COMPILER = ("janino", "commons-compiler")
 #: HotSpot's second compiler takes a third of the processor time of a start, most of it for code that runs only then.
@@ -79,6 +81,10 @@ def compiler_option(conf: Mapping[str, str]) -> str:
     home = spark_home()
     given = " ".join([os.environ.get(OPTIONS_VARIABLE, ""), *(conf.get(key, "") for key in USERS_OPTIONS)])
     if home is None or _PATH in given or conf.get(EXTRA_CLASS_PATH) or os.environ.get("SPARK_CLASSPATH"):
+        return ""
+    if any(conf.get(key, usual).lower() != usual for key, usual in _OWN_CLASSES):
+        return ""
+    if any(option in os.environ.get("PYSPARK_SUBMIT_ARGS", "") for option in ("driver-class-path", "driver-java-opt")):
         return ""
     found = [sorted((home / "jars").glob(f"{name}-[0-9]*.jar")) for name in _COMPILER]
     if not all(len(jars) == 1 for jars in found):

@@ -17,7 +17,7 @@ from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
 from dagster_ckpt.spark.query import find_programs, jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
-from dagster_ckpt.spark.standby.handover import EARLY, UNADOPTED, UNASKED
+from dagster_ckpt.spark.standby.handover import UNADOPTED, UNASKED, WAIT
 from dagster_ckpt.spark.standby.place import Standby, directory
 
 __all__ = ["adopt_standby", "end_standby", "keep_standby", "launch_early"]
@@ -80,7 +80,7 @@ def adopt_standby(
         wanted = _kept.wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
         gateway, whose = adopt(wanted.name) if kept else None, "of a standby"
         if gateway is None:
-            gateway, whose = adopt(wanted.early, EARLY), "that was launched with this run"
+            gateway, whose = adopt(wanted.early, WAIT), "that was launched with this run"
         if gateway is None:
             if kept:
                 _log.info("Spark starts a JVM: no standby of this configuration waits in %s.", directory())
@@ -180,7 +180,7 @@ def _keep(wanted: Standby, *, early: bool = False) -> None:
     except Exception as error:
         _log.warning("No standby is kept: %s", error)
         return
-    if returned == UNASKED:
+    if early and (returned < 0 or returned == UNASKED):
         _kept.next_at = time.monotonic() + _UNASKED_FOR
         _log.info("No run has asked for the JVM that was launched with it; for an hour none is launched.")
     elif returned > 0:

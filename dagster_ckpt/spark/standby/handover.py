@@ -7,12 +7,14 @@ import os
 import select
 import struct
 
-__all__ = ["CREDENTIALS", "EARLY", "PATIENCE", "TAKEN", "UNADOPTED", "UNASKED", "pump"]
+__all__ = ["CREDENTIALS", "EARLY", "PATIENCE", "TAKEN", "UNADOPTED", "UNASKED", "WAIT", "pump"]
 
 #: Seconds that a standby outlives the driver that wanted it, if no run adopts it.
 UNADOPTED = 600.0
-#: Seconds that a JVM waits for the run that was launched when the JVM began to start, and that run for the JVM.
+#: Seconds after which a JVM that has begun to start with the launch of a run waits no longer for that run.
 EARLY = 60.0
+#: Seconds for which that run waits for the JVM: what it takes to start one on a busy machine.
+WAIT = 30.0
 #: How the program ends that has kept such a JVM for so long, and no run has come.
 UNASKED = 3
 #: Seconds that one side of an adoption waits for the other.

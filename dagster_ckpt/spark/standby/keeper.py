@@ -19,6 +19,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -90,13 +91,18 @@ def main() -> int:
         with contextlib.ExitStack() as open_:
             # A run that is launched now may ask before its JVM is there, and waits; who asks for a standby does not.
             listener = open_.enter_context(_listen(name)) if asked["early"] else None
+            until = time.monotonic() + EARLY if asked["early"] else math.inf
+            hung = threading.Timer(EARLY, os.killpg, (os.getpgrp(), signal.SIGKILL))  # with the JVM that hangs
+            hung.daemon = True
+            if asked["early"]:
+                hung.start()
             gateway = _start(asked["conf"], said, archive=asked["class_archive"], early=asked["early"])
             os.close(said)
+            hung.cancel()
             if listener is None:
                 _warm_up(gateway, directory() / f"{name}.warm")
                 driver.is_warm = True
                 listener = open_.enter_context(_listen(name))
-            until = time.monotonic() + EARLY if asked["early"] else math.inf
             connection = _await(listener, gateway.proc, driver, until)
         (directory() / f"{name}.sock").unlink(missing_ok=True)  # no other run may wait for this JVM
         if connection is None:
@@ -147,8 +153,11 @@ def _listen(name: str) -> socket.socket:
     place = os.open(directory(), os.O_RDONLY | os.O_DIRECTORY)
     try:
         (directory() / f"{name}.sock").unlink(missing_ok=True)  # of a keeper that was killed: this one has the lock
-        os.umask(0o177)
-        listener.bind(f"/proc/self/fd/{place}/{name}.sock")  # the address of a socket has 107 bytes at most
+        before = os.umask(0o177)
+        try:
+            listener.bind(f"/proc/self/fd/{place}/{name}.sock")  # the address of a socket has 107 bytes at most
+        finally:
+            os.umask(before)  # a JVM has its modes of files from here
         listener.listen()
     finally:
         os.close(place)

@@ -225,11 +225,16 @@ def test_a_run_goes_on_in_the_jvm_that_was_launched_with_it_and_waits_for_its_st
         assert f"Spark goes on in the JVM that was launched with this run: process {jvm.pid}" in host.errors
         assert "spark.app.name=tiny" in jvm.cmdline(), "one launch at a time"
         assert "-XX:Tier4CompileThreshold=150000" in jvm.cmdline()
+        assert _umask(jvm.pid) == _umask(run.pid), "its files have the modes that they have without a keeper"
         launches.kill()
         eventually("the keeper ends", lambda: not host.processes("dagster_ckpt.spark.standby.keeper"))
         assert not _is_gone(jvm)
         run.kill()
         eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+
+
+def _umask(pid: int) -> str:
+    return next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Umask"))
 
 
 @pytest.mark.exhaustive

@@ -60,6 +60,7 @@ def test_the_jvm_of_a_run_that_resumes_a_job_starts_with_its_launch(
         (_request({}), SparkSessionResource(), "it attends a driver"),
         (_request(_RESUMES, resources={}), SparkSessionResource(), "its run may have another Spark"),
         (_request(_RESUMES), SparkSessionResource(early_jvm=False), "the user has switched it off"),
+        (_request(_RESUMES), SparkSessionResource(conf={"spark.jars.packages": "a:b:1"}), "it would be a download"),
         (_request(_RESUMES), _OwnSession(), "the run makes its own session"),
         (_request(_RESUMES), None, "the definitions do not have it"),
         (_request(_RESUMES), dg.ResourceDefinition.hardcoded_resource(1), "another kind of resource"),

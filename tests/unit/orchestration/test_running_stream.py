@@ -134,8 +134,9 @@ def test_the_first_checkpoint_materializes_a_stream_that_stays_in_progress(
     assert not told.run_id, "with a run the asset would not be in progress any more"
     assert automation.evaluate() == set()
     assert automation.land() == set()
-    FirstRows(automation.instance, orders.get_asset_spec(), orders.key).happened(_started(is_bounded=False))
-    first_rows.happened(_completed(stored, 2))
+    again = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
+    again.happened(_started(is_bounded=False))
+    again.happened(_completed(stored, 2))
     assert len(automation.instance.fetch_materializations(orders.key, limit=10).records) == 1
     assert automation.definitions.resolve_asset_graph().get(orders.savepoints_key).parent_keys == {orders.key}
 

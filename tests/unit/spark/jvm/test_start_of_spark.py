@@ -97,6 +97,11 @@ def test_sparks_compiler_is_loaded_with_javas_own_classes_unless_another_may_sta
     assert OPTIONS_VARIABLE not in os.environ
     assert compiler_option({"spark.driver.extraClassPath": "/mine/*"}) == ""
     assert compiler_option({"spark.driver.extraJavaOptions": "-Xbootclasspath/a:/mine.jar"}) == ""
+    assert compiler_option({"spark.driver.userClassPathFirst": "True"}) == ""
+    assert compiler_option({"spark.sql.hive.metastore.jars": "maven"}) == ""
+    with monkeypatch.context() as submitted:
+        submitted.setenv("PYSPARK_SUBMIT_ARGS", "--driver-class-path /mine.jar pyspark-shell")
+        assert compiler_option({}) == ""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert compiler_option({}) == "", "no such jars"
 
