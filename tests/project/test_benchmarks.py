@@ -155,9 +155,8 @@ def _recovery(report: Any) -> None:
         assert report["summary"][kind]["total"]["median"] == case["total"]
     (resumed,) = report["cases"]["new run"]
     assert all(seconds > 0 for seconds in resumed["stages"].values())
-    assert {"detected", "decided", "process", "imports", "JVM", "session", "unpack", "first commit"} <= set(
-        resumed["trace"]
-    )
+    assert {"detected", "decided", "process", "imports", "session", "unpack", "first commit"} <= set(resumed["trace"])
+    assert {"JVM", "standby"} & set(resumed["trace"]), "its own JVM, or that which was launched with the run"
     assert resumed["cpu"] > 0
     (adopted,), (started,) = report["cases"]["standby"], report["cases"]["no standby"]
     assert "standby" in adopted["trace"]
