@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSink"]
 
-_COORDINATED = "delta.coordinatedCommits.commitCoordinator-preview"
-#: Properties of a table, each with the value that does no harm, and what another value does.
+_UNSET = "ALTER TABLE ... UNSET TBLPROPERTIES ('{}')."
+_DROP = "ALTER TABLE ... DROP FEATURE `coordinatedCommits-preview`, or write to another table."
+#: Properties of a table, each with the value that does no harm, what another value does, and what is done about that.
 _HARMFUL = (
-    ("delta.appendOnly", "false", "no rollback could take rows back"),
-    ("delta.setTransactionRetentionDuration", None, "the table would forget which run wrote to it last"),
-    (_COORDINATED, None, "its newest commits are kept elsewhere"),
+    ("delta.appendOnly", "false", "no rollback could take rows back", _UNSET),
+    ("delta.setTransactionRetentionDuration", None, "the table would forget which run wrote to it last", _UNSET),
+    ("delta.coordinatedCommits.commitCoordinator-preview", None, "its newest commits are kept elsewhere", _DROP),
 )
 _OURS = frozenset({"txnappid", "txnversion"})
 #: Options that ask for something else than rows to be added. Delta would ignore most of them in an append.
@@ -282,13 +283,11 @@ class DeltaSink(TableSink):
         holds = mark if held is None else held
         if table.version < 0:
             self._create()
-        for name, harmless, why in _HARMFUL:
+        for name, harmless, why, mend in _HARMFUL:
             if (setting := table.setting(name)) not in (None, harmless):
                 raise InvalidConfiguration(
                     f"The Delta table {self._path} has the property {name} = {setting}: {why}.",
-                    hint="ALTER TABLE ... DROP FEATURE `coordinatedCommits-preview`, or write to another table."
-                    if name == _COORDINATED
-                    else f"ALTER TABLE ... UNSET TBLPROPERTIES ('{name}').",
+                    hint=mend.format(name),
                 )
 
         def plan(newest: int) -> Rollback:
