@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import Sight, Standbys
+from dagster_ckpt.checkpoint import Sight, Standbys, unchanged_for
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
@@ -19,6 +19,8 @@ _WAITS = {dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED}
 _ACTIVE = [*_WAITS, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 #: Seconds from the launch of a standby to its first sign of life, which it leaves when it is warm.
 _WARMING = 600.0
+#: Seconds after which a run without a checkpoint of its own has started, too: its source may have nothing new.
+_START = 30.0
 #: Seconds after a standby has failed, before the next one is launched.
 _PAUSE = 30.0
 
@@ -76,8 +78,7 @@ class StandbyRuns:
         has_one = False
         for run in self._active.get(asset.name, []):
             has_one |= self._is_kept(asset, Standbys(storage, asset.name), run)
-        beat = None if sight is None or sight.dead is not None else sight.heartbeat
-        if not asset.standby or has_one or sight is None or beat is None or beat.completed is None or beat.stopped:
+        if not asset.standby or has_one or sight is None or not self._is_under_way((storage.url, asset.name), sight):
             return None
         latest = next(iter(self._of(asset.name)), None)
         failed = latest if latest is not None and latest.dagster_run.status is dg.DagsterRunStatus.FAILURE else None
@@ -89,6 +90,14 @@ class StandbyRuns:
         self._sweep(asset, Standbys(storage, asset.name))
         has_died = failed is not None and failed.dagster_run.tags.get(names.REHEARSAL_TAG) == names.BEGUN
         return self._launching(asset, sight.claim.run_id, key, rehearses=not has_died)
+
+    def _is_under_way(self, job: tuple[str, str], sight: Sight) -> bool:
+        """Whether the job's run is over its start, which needs the processors more than a standby does."""
+        beat = sight.heartbeat
+        if sight.dead is not None or beat is None or beat.completed is None or beat.stopped:
+            return False
+        seen = unchanged_for((*job, "its start"), sight.claim.epoch, self._clock)
+        return beat.completed.epoch == sight.claim.epoch or seen >= _START
 
     def _is_kept(self, asset: CheckpointedStreamingAsset, standbys: Standbys, run: dg.DagsterRun) -> bool:
         """Whether a standby lives and is wanted."""

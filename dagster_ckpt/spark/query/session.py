@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,9 @@ _DEFAULTS = {
     "spark.sql.streaming.minBatchesToRetain": "100",
     STOP_TIMEOUT_CONF: "5s",
 }
+#: Spark stores a snapshot of RocksDB this often; a restore replays all later changes. Spark's own setting is 60 s.
+_SNAPSHOTS_CONF = "spark.sql.streaming.stateStore.maintenanceInterval"
+_SHORTEST_BETWEEN_SNAPSHOTS, _LONGEST_BETWEEN_SNAPSHOTS = timedelta(seconds=5), timedelta(seconds=60)
 #: The progress bars of a stream would fill the terminal of ``dagster dev`` for months.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 #: The errors for a file that this machine cannot execute.
@@ -220,18 +224,21 @@ def streaming_session(
     restored: Facts | None,
     backend: StateBackend | None = None,
     partitions: int | None = None,
+    interval: timedelta | None = None,
 ) -> SparkSession:
     """A separate session for one query, with this library's state defaults where the user set nothing.
 
     New queries keep their state in RocksDB with changelog checkpointing and, where the release has them, immutable file
-    names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches. A restored
-    query keeps its first settings, which Spark fixes at the first start.
+    names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches, and stores a
+    snapshot of RocksDB as often as checkpoints are taken, from each 5 s to each minute. A restored query keeps its
+    first settings, which Spark fixes at the first start.
 
     Args:
         spark: the session with the configuration to use.
         restored: the facts of the restored checkpoint.
         backend: the job's state backend, which overrides that configuration; it must fit ``restored``.
         partitions: the number for a query that starts from nothing; ``None`` for that of the configuration.
+        interval: between two checkpoints; ``None`` for none.
 
     Raises:
         InvalidConfiguration: an option of the backend cannot be used.
@@ -253,11 +260,20 @@ def streaming_session(
         session.conf.set(STATE_FORMAT_CONF, str(release.session_format(restored.state_format, restored.commit_log)))
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, str(max(release.formats.state)))
+    if interval is not None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
+        _store_snapshots(session, interval)
     if partitions is None and PARTITIONS_CONF not in explicit:
         partitions = _default_partitions(spark, restored)
     if partitions is not None:
         session.conf.set(PARTITIONS_CONF, str(partitions))
     return session
+
+
+def _store_snapshots(session: SparkSession, interval: timedelta) -> None:
+    """Have the changes that a restore replays reach back no further than to the checkpoint before."""
+    if session.conf.get(_SNAPSHOTS_CONF, None) is None:
+        between = min(max(interval, _SHORTEST_BETWEEN_SNAPSHOTS), _LONGEST_BETWEEN_SNAPSHOTS)
+        session.conf.set(_SNAPSHOTS_CONF, f"{between // timedelta(milliseconds=1)}ms")
 
 
 def check_state_format(session: SparkSession) -> None:

@@ -113,6 +113,8 @@ class Queries:
 
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts
-        session = streaming_session(self._spark, facts, self._job.state_backend, self._job.partitions)
+        job = self._job
+        interval = job.config.effective_interval
+        session = streaming_session(self._spark, facts, job.state_backend, job.partitions, interval)
         make_active(session)  # the query is built and started on this thread
         return session

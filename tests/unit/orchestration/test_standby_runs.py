@@ -110,6 +110,20 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return advance
 
 
+def test_a_run_that_has_not_yet_a_checkpoint_of_its_own_starts_without_a_standby_beside_it(
+    bench: Bench, pass_time: Callable[[float], None]
+) -> None:
+    first = bench.run()
+    assert bench.tick()
+    (restored,) = bench.job.catalog.completed(first.run_id.replace("-", ""))[0]
+    resumed = bench.run(completed=False)
+    bench.job.beat(resumed, alive=True, completed=restored)
+    assert bench.tick() == [], "what it has restored is no checkpoint of it"
+    pass_time(31)
+    bench.job.beat(resumed, alive=True, ago=-31, completed=restored)
+    assert bench.tick(), "its source has nothing new"
+
+
 def test_a_run_with_a_checkpoint_gets_one_standby_with_its_configuration(bench: Bench) -> None:
     bench.run(completed=False)
     assert bench.tick() == []
