@@ -7,7 +7,6 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +20,6 @@ from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER, S
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, StateBackendMismatch
 from dagster_ckpt.spark.events import SettingsIgnored
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.query import streaming_session
 from dagster_ckpt.spark.releases import RELEASES, release_of
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import Bench, copied, deduplicated
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 _STATE = "spark.sql.streaming.stateStore"
 _FORMAT = f"{_STATE}.checkpointFormatVersion"
-_MAINTENANCE = f"{_STATE}.maintenanceInterval"
 _CHANGELOG = f"{_STATE}.rocksdb.changelogCheckpointing.enabled"
 _ROOT = Path(__file__).resolve().parents[3]
 _THEIRS = "com.example.TheirStateStoreProvider"
@@ -459,7 +456,6 @@ def test_it_is_told_once_in_a_run_that_is_restarted(bench: Bench) -> None:
 _FRESH_PROCESS = """
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from dagster_ckpt import EmbeddedRocksDBStateBackend, SparkSessionResource
 from dagster_ckpt.spark.events import SettingsIgnored
@@ -494,18 +490,26 @@ def test_stores_work_in_the_directories_that_spark_is_started_with(tmp_path: Pat
     assert not (tmp_path / "theirs").exists()
 
 
-def test_snapshots_are_stored_as_often_as_checkpoints_unless_the_user_says_otherwise(bench: Bench) -> None:
-    def chosen(seconds: int, backend: StateBackend | None = None) -> str | None:
-        interval = timedelta(seconds=seconds)
-        session = streaming_session(bench.spark, None, backend, None, interval)
-        return cast("str | None", session.conf.get(_MAINTENANCE, None))
+@pytest.mark.integration
+def test_snapshots_are_stored_as_often_as_checkpoints_unless_the_user_says_otherwise() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FRESH_SESSION], cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["5000ms", "20000ms", "60000ms", "None", "7s"]
 
-    conf = bench.spark.sparkContext._jsc.sc().conf()
-    users = conf.get(_MAINTENANCE)
-    assert chosen(20) == users, "that of the tests' own session"
-    conf.remove(_MAINTENANCE)
-    try:
-        assert [chosen(1), chosen(20), chosen(600)] == ["5000ms", "20000ms", "60000ms"]
-        assert chosen(20, HashMapStateBackend()) is None, "each snapshot would be the whole state"
-    finally:
-        conf.set(_MAINTENANCE, users)
+
+_FRESH_SESSION = """
+from datetime import timedelta
+from dagster_ckpt import HashMapStateBackend
+from dagster_ckpt.spark.query import start_session, streaming_session
+spark = start_session("snapshots", "local[1]", {"spark.ui.enabled": "false"})
+key = "spark.sql.streaming.stateStore.maintenanceInterval"
+def tell(seconds, backend=None):
+    print(streaming_session(spark, None, backend, None, timedelta(seconds=seconds)).conf.get(key, None))
+for seconds in (1, 20, 600):
+    tell(seconds)
+tell(20, HashMapStateBackend())
+spark.conf.set(key, "7s")
+tell(20)
+"""
