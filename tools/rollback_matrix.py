@@ -2,14 +2,15 @@
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
     python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
-    python tools/rollback_matrix.py run --tables --source files Kafka --ways --results build/tables.jsonl
+    python tools/rollback_matrix.py run --sinks file PostgreSQL --source files Kafka --ways --results build/tables.jsonl
+    python tools/rollback_matrix.py run --sinks "Delta table" --source Kafka --jobs 1 --results build/tables.jsonl
     python tools/rollback_matrix.py table --results build/tables.jsonl --table docs/reference/rollback-matrix-tables.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
-batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again. With
-``--tables`` the sinks are tables, as far as there are any for the Spark that runs: of PostgreSQL, Delta and Iceberg.
-From Kafka the same rows come through a topic, by a broker that the command starts. ``.venv-spark-4.1/bin/python`` of
+batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again. Some
+sinks are tables, as far as there are any for the Spark that runs: of PostgreSQL, Delta and Iceberg. From Kafka the same
+rows come through a topic, by a broker that the command starts. ``.venv-spark-4.1/bin/python`` of
 ``tools/spark_environment.py`` runs cases with an older Spark; the table takes the results of several releases.
 """
 
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -35,7 +36,10 @@ sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
 from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
+from dagster_ckpt.testing.maven import DELTA as DELTA_BY_RELEASE  # noqa: E402
+from dagster_ckpt.testing.maven import Artifact  # noqa: E402
 from tests.helpers.local_spark import EVERY_FORMAT, small_spark  # noqa: E402
+from tests.helpers.local_spark import ICEBERG as ICEBERG_BY_RELEASE  # noqa: E402
 from tests.jobs.matrix.cases import (  # noqa: E402
     EVENTS,
     MODES,
@@ -88,7 +92,7 @@ def main() -> int:
     run = commands.add_parser("run", help="run cases and append their outcomes")
     run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
-    run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
+    run.add_argument("--sinks", nargs="+", choices=(*SINKS, *table_sinks()), default=SINKS, help="where the jobs write")
     run.add_argument("--source", nargs="+", choices=SOURCES, default=[FILES], help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
     run.add_argument("--ways", action="store_true", help="of each sink a job for each query, and it in every way")
@@ -100,7 +104,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "run":
         part, parts = map(int, arguments.part.split("/"))
-        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks()
+        sinks = tuple(arguments.sinks)
         with ExitStack() as stack:
             servers = Servers(
                 stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
@@ -108,7 +112,9 @@ def main() -> int:
             )
             return _run(arguments.results, part - 1, parts, _chosen(sinks, arguments), servers)
     lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
-    arguments.table.write_text(_table([json.loads(line) for line in lines]), encoding="utf-8")
+    # A case that two of the files have counts once.
+    records = {_key(record): record for record in map(json.loads, lines)}
+    arguments.table.write_text(_table(list(records.values())), encoding="utf-8")
     return 0
 
 
@@ -288,7 +294,7 @@ def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right:
         f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at",
         f"their place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
         "",
-        *_by_release(records, ours, "table", SOURCES),
+        *_by_release(records, ours, "sink", SOURCES),
     ]
 
 
@@ -300,8 +306,10 @@ def _by_release(
     columns = [
         f"from {source}: {system}" if len(sources) > 1 else system for source in sources for system in (OURS, PLAIN)
     ]
+    every = itertools.product(*(sorted(set(column)) for column in zip(*ran, strict=True)))
     lines = [
         *(_covered(sink, release, ours, sources) for sink, release in ran),
+        *(_not_run(sink, release) for sink, release in every if (sink, release) not in ran),
         "",
         f"| {what} | Spark | how it went on | {' | '.join(columns)} |",
         "|---|---|---|" + "---|" * len(columns),
@@ -314,6 +322,12 @@ def _by_release(
         ]
         lines.append(f"| {sink} | {release} | {event} | {' | '.join(cells)} |")
     return lines
+
+
+def _not_run(sink: str, release: str) -> str:
+    formats: dict[str, Mapping[str, Artifact]] = {DELTA: DELTA_BY_RELEASE, ICEBERG: ICEBERG_BY_RELEASE}
+    there = sink not in formats or release.rpartition(".")[0] in formats[sink]
+    return f"- {sink}, Spark {release}: {'nothing ran' if there else 'there is no release of the format for it'}."
 
 
 def _covered(sink: str, release: str, ours: list[dict[str, Any]], sources: tuple[str, ...]) -> str:

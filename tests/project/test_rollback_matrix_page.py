@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.jobs.matrix.cases import Case, cases, in_every_way
-from tests.jobs.matrix.streams import DELTA, SINKS
+from tests.jobs.matrix.streams import DELTA, FILE, SINKS
+from tests.jobs.matrix.topics import KAFKA
 from tools.rollback_matrix import OURS, PLAIN, _key, _table
 
 
@@ -35,6 +36,14 @@ def test_what_is_lost_counts_and_is_shown_beside_its_release() -> None:
     assert "| Delta table | 4.1.4 | rollback by 1 | 1 lost | - | - | - |" in page
     assert "| Delta table | 4.2.1 | rollback by 1 | 1 exact | 1 failed | - | - |" in page
     assert "a part: stateless from files" in page
+
+
+def test_a_sink_is_told_of_each_release_and_so_is_why_nothing_ran() -> None:
+    some = {sink: cases([sink], KAFKA)[:1] for sink in (FILE, DELTA)}
+    page = _table([*records("4.3.0", some[FILE]), *records("4.2.1", some[DELTA])])
+    assert "| file | 4.3.0 | crash, live location kept | - | - | 1 exact | - |" in page
+    assert "- file, Spark 4.2.1: nothing ran." in page
+    assert "- Delta table, Spark 4.3.0: there is no release of the format for it." in page
 
 
 def test_a_case_of_another_release_is_another_case() -> None:
