@@ -22,7 +22,7 @@ from tests.jobs.tables.iceberg import call, current, lake, opened, seen, snapsho
 from tests.jobs.tables.moving import move_there_and_back, to_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
@@ -443,6 +443,27 @@ def test_other_kinds_of_tables(bench: Bench, kind: str) -> None:
         newest = current(bench.sink)
         assert len(newest.spec().fields) == 1
         assert newest.current_snapshot().summary.additional_properties["team"] == "delays"
+
+
+def test_the_catalog_is_asked_once_for_a_batch(table: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction that commits the batch has the newest metadata; each further look is a request to the catalog."""
+    done: list[str] = []
+    write, look = IcebergSink.write_batch, IcebergTable._metadata
+
+    def looking(opened: IcebergTable) -> Any:
+        done.append("look")
+        return look(opened)
+
+    def writing(sink: IcebergSink, rows: DataFrame, batch: int) -> None:
+        done.append("batch")
+        with monkeypatch.context() as patched:
+            patched.setattr(IcebergTable, "_metadata", looking)
+            write(sink, rows, batch)
+
+    monkeypatch.setattr(IcebergSink, "write_batch", writing)
+    table.tick(1)
+    assert seen(table) == table.expected()
+    assert done == ["batch"]
 
 
 def test_manifests_are_merged_when_the_table_says_so(table: Bench) -> None:

@@ -73,7 +73,6 @@ class IcebergTable:
         self._session = session
         jvm: Any = session._jvm  # noqa: SLF001 - Iceberg has no Python interface to its commits
         iceberg = jvm.org.apache.iceberg
-        self._streams = jvm.java.util.stream.StreamSupport
         try:
             loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
             staged: Any = loader.loadClass(_STAGED_TABLES)
@@ -87,10 +86,12 @@ class IcebergTable:
         gateway: Any = session.sparkContext._gateway  # noqa: SLF001
         nothing = (gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object))
         self._staged_tables = staged.getMethod("get", next(nothing)).invoke(None, next(nothing))
-        # Once: the JVM looks for a class by its name in all jars.
+        # Once: the JVM looks for a class by its name in all jars, and is asked for a static method before each call.
         self._coordinator = iceberg.spark.FileRewriteCoordinator.get()
         self._spark, self._schemas = iceberg.spark.Spark3Util, iceberg.spark.SparkSchemaUtil
-        self._lines, self._snapshots = iceberg.util.SnapshotUtil, iceberg.SnapshotParser
+        lines: Any = iceberg.util.SnapshotUtil
+        self._is_ancestor, self._between = lines.isAncestorOf, lines.snapshotIdsBetween
+        self._all_before, self._json_of = lines.currentAncestorIds, iceberg.SnapshotParser.toJson
         self._opened: Any = None
         #: What only the table has, by the id of its schema: all rows that a query writes have the same columns.
         self._missing: dict[int, Mapping[str, DataType]] = {}
@@ -210,10 +211,10 @@ class IcebergTable:
             change = plan(self._history(base))
             if isinstance(change, int):
                 return Committed(change, str(base.uuid()))
-            self._change(transaction, change)
+            made = self._change(transaction, change)
             updated = transaction.currentMetadata()
             if self._replaced(base, updated):
-                return Committed(int(updated.currentSnapshot().snapshotId()), str(updated.uuid()))
+                return Committed(made, str(updated.uuid()))
             time.sleep(_PAUSE)
         raise CheckpointFailure(
             f"Other writers have committed to the Iceberg table {self.path} {_TRIES} times while this run tried to.",
@@ -231,11 +232,13 @@ class IcebergTable:
         if rollback.undone:  # else the table may not be there yet
             self._files_to_delete(rollback)
 
-    def _change(self, transaction: Any, change: Change) -> None:
+    def _change(self, transaction: Any, change: Change) -> int:
+        """Do all of a change in a transaction; the snapshot that this makes."""
         rollback = change.rollback
         if rollback.to is not None:
             transaction.manageSnapshots().setCurrentSnapshot(rollback.to).commit()
-        undone = self._files_to_delete(rollback)
+        # A batch undoes nothing, and the catalog is not asked again.
+        undone = self._files_to_delete(rollback) if rollback.undone else ()
         if undone:
             update = transaction.newDelete().validateFilesExist()
             for file in undone:
@@ -251,6 +254,7 @@ class IcebergTable:
         transaction.updateProperties().set(*newest_property(change.summary, made)).commit()
         if change.branch is not None:
             self._move(transaction, change.branch, made)
+        return made
 
     def _append(self, transaction: Any) -> Any:
         """An append as a streaming query of Iceberg's makes it, until there are manifests enough to merge."""
@@ -262,18 +266,18 @@ class IcebergTable:
         return transaction.newFastAppend() if count < enough else transaction.newAppend()
 
     def _move(self, transaction: Any, branch: Branch, made: int) -> None:
-        table, lines = transaction.table(), self._lines
+        table = transaction.table()
         there, update = table.refs().containsKey(branch.name), transaction.manageSnapshots()
         for oldest in branch.since:
-            if oldest is None or oldest == made or lines.isAncestorOf(table, made, oldest):
+            if oldest is None or oldest == made or self._is_ancestor(table, made, oldest):
                 break
         else:
             if there:
                 update.removeBranch(branch.name).commit()
             return
         # Without the older end.
-        line = lines.ancestorsBetween(table, made, oldest).spliterator()
-        count = (oldest is not None) + int(self._streams.stream(line, False).count())
+        line = self._all_before(table) if oldest is None else self._between(table, oldest, made)
+        count = (oldest is not None) + int(line.size())
         (update.replaceBranch if there else update.createBranch)(branch.name, made)
         update.setMinSnapshotsToKeep(branch.name, count).setMaxRefAgeMs(branch.name, _FOR_GOOD).commit()
 
@@ -330,7 +334,7 @@ class IcebergTable:
 
         def find(identifier: int) -> Snapshot | None:
             found = metadata.snapshot(identifier)
-            return None if found is None else self._snapshot(str(self._snapshots.toJson(found)))
+            return None if found is None else self._snapshot(str(self._json_of(found)))
 
         def recorded(job: str) -> Snapshot | None:
             value = metadata.properties().get(name_of_newest(job))
