@@ -218,7 +218,6 @@ def _drive(
         context.instance.report_runless_asset_event,
         clock,
     )
-
     requests = RequestEvents(
         context.instance, partial(_log_event, context), asset.savepoints_key, asset.checkpoints_key, catalog, clock
     )
@@ -233,14 +232,14 @@ def _drive(
             requests.tick()
 
     health.hears_all(catalog.filesystem)
+    first_rows = FirstRows(context.instance, asset.get_asset_spec(), context.asset_key)
     if isinstance(spark, SparkSubmitResource) or has_own_driver:
-        told = _told(context, on_turn, own_run, events, health)
+        told = _told(context, on_turn, own_run, events, health, first_rows)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
     if waiting is not None:
         job = replace(job, ahead=waiting.ahead)
     earlier = _earlier(context, clock) if takeover is None else takeover.earlier
-    first_rows = FirstRows(context.instance, asset.get_asset_spec(), context.asset_key)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
@@ -279,6 +278,7 @@ def _told(
     own_run: OwnRun,
     events: JobEvents,
     health: HealthWatch,
+    first_rows: FirstRows,
 ) -> Told:
     """Who is told of a driver that a run attends: Dagster, as of a query that the run drives itself."""
 
@@ -289,8 +289,8 @@ def _told(
 
     def started(choice: Choice) -> None:
         health.began()
-        tags = {names.JOB_ID_TAG: choice.job_id, names.RESTORED_FROM_TAG: choice.restored or "nothing"}
-        context.instance.add_run_tags(context.run.run_id, tags)
+        first_rows.began(is_bounded=choice.is_bounded)
+        _tag(context, choice.job_id, choice.restored)
         context.log.info(f"The query has started: {choice.reason}")
         events.look(goes_on=True)
 
@@ -305,6 +305,7 @@ def _told(
         own_run.is_canceled,
         claimed,
         started,
+        first_rows.completed,
         lambda trace: _log_event(context, start_observation(context.asset_key, trace)),
         failed,
         health.beaten,
@@ -340,6 +341,11 @@ def _is_step_process(context: dg.AssetExecutionContext) -> bool:
     return executor == dg.multiprocess_executor.name
 
 
+def _tag(context: dg.AssetExecutionContext, job_id: str, restored: str | None) -> None:
+    tags = {names.JOB_ID_TAG: job_id, names.RESTORED_FROM_TAG: restored or "nothing"}
+    context.instance.add_run_tags(context.run.run_id, tags)
+
+
 def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
     context.log_event(event)
     # The event log has the event now. Dagster would also keep it in memory until the asset ends: months, for a stream.
@@ -363,13 +369,7 @@ def _on_event(
         case EpochClaimed(epoch):
             reporter.holds(epoch)
         case Started():
-            context.instance.add_run_tags(
-                context.run.run_id,
-                {
-                    names.JOB_ID_TAG: event.job_id,
-                    names.RESTORED_FROM_TAG: event.restored.reference if event.restored else "nothing",
-                },
-            )
+            _tag(context, event.job_id, event.restored.reference if event.restored else None)
             reporter.began(event.retained)
             if event.fell_back is not None:
                 reporter.fell_back(event.fell_back)

@@ -140,6 +140,7 @@ class Choice:
         elsewhere: set where ``restored`` is of another sink: for people, what the job has left there.
         moved: the last move of its sources in the line of ``restored``, ``None`` if there was none.
         query: a digest of the query's plan; empty in a record of a release that did not tell it.
+        is_bounded: whether the query ends by itself; ``None`` in a record of a release that did not tell it.
     """
 
     job_id: JobId
@@ -164,6 +165,7 @@ class Choice:
     elsewhere: Text = ""
     moved: Moved | None = None
     query: Line = ""
+    is_bounded: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +268,7 @@ class Epochs:
                         raise
                     return created
             epoch = (self.highest() if after is None else after) + 1
-            unlisted = unlisted + 1 if epoch <= tried else 0
-            tried = epoch
+            unlisted, tried = (unlisted + 1 if epoch <= tried else 0), epoch
             if epoch > _LAST:
                 raise corrupt(self._filesystem, self._path(epoch - 1), "no job has been started that often")
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now, lease)

@@ -39,6 +39,7 @@ class Told:
         is_canceled: whether an interrupt that has just arrived means that the job is canceled.
         claimed: the driver has taken the job over, or begins another start.
         started: the query has started, by this choice.
+        completed: the newest checkpoint that is retained, at each list of them.
         traced: where the seconds of a start went.
         failed: a checkpoint has failed, the last of so many.
         beaten: the driver's beat tells something new; whether a checkpoint is due.
@@ -49,6 +50,7 @@ class Told:
     is_canceled: Callable[[], bool]
     claimed: Callable[[Claim], None]
     started: Callable[[Choice], None]
+    completed: Callable[[CheckpointMetadata], None]
     traced: Callable[[StartTrace], None]
     failed: Callable[[FailedCheckpoints], None]
     beaten: Callable[[bool], None]
@@ -106,10 +108,10 @@ class DriverReport:
             self._told.started(choice)
             completed = self._catalog.completed(choice.job_id)[0]
             self._seen = {item.checkpoint_id: item for item in completed}
-            self._reporter.began(self._list(choice))
+            self._tell_list(choice, self._reporter.began)
             self._choice = choice
         elif self._is_due(heartbeat):
-            self._reporter.completed(self._list(self._choice))
+            self._tell_list(self._choice, self._reporter.completed)
         self._reporter.tick()
         is_new = False
         if heartbeat is not None:
@@ -135,6 +137,12 @@ class DriverReport:
         self._list_after = _LIST if is_new or not self._catalog.filesystem.is_distant else _SELDOM
         self._listed = newest, now
         return True
+
+    def _tell_list(self, choice: Choice, report: Callable[[list[CheckpointMetadata]], None]) -> None:
+        retained = self._list(choice)
+        report(retained)
+        if retained:
+            self._told.completed(retained[-1])
 
     def _list(self, choice: Choice) -> list[CheckpointMetadata]:
         """The retained checkpoints, by (epoch, id); only those are read that are new since the last list."""

@@ -6,6 +6,7 @@ import logging
 
 import dagster as dg
 
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.spark import CheckpointCompleted, Event, Started
 
 __all__ = ["FirstRows"]
@@ -36,18 +37,26 @@ class FirstRows:
     def happened(self, event: Event) -> None:
         """Take an event of the run; no error leaves this method, because the run does not depend on it."""
         if isinstance(event, Started):
-            self._is_due = self._is_wanted and not event.is_bounded
-        if self._is_due and isinstance(event, CheckpointCompleted):
+            self.began(is_bounded=event.is_bounded)
+        elif isinstance(event, CheckpointCompleted):
+            self.completed(event.metadata)
+
+    def began(self, *, is_bounded: bool | None) -> None:
+        """The query has begun; ``is_bounded`` is ``None`` where nobody can tell."""
+        self._is_due = self._is_wanted and is_bounded is False
+
+    def completed(self, first: CheckpointMetadata) -> None:
+        """A checkpoint of the query is there; no error leaves this method."""
+        if self._is_due:
             self._is_due = False
             try:
-                self._tell(event)
+                self._tell(first)
             except Exception as error:
                 _log.warning("%s still counts as never materialized: %s", self._key.to_user_string(), error)
 
-    def _tell(self, event: CheckpointCompleted) -> None:
+    def _tell(self, first: CheckpointMetadata) -> None:
         if self._instance.get_latest_materialization_event(self._key) is not None:
             return
-        first = event.metadata
         self._instance.report_runless_asset_event(
             dg.AssetMaterialization(
                 self._key,

@@ -292,6 +292,7 @@ class Start:
             elsewhere=chosen.elsewhere,
             moved=last_move(restored, chosen.previous),
             query=query.fingerprint,
+            is_bounded=query.plan.is_bounded,
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
@@ -355,8 +356,7 @@ class Start:
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
         """Make a fork that passed the first checkpoint of the new lineage."""
-        first_id = self._catalog.next_id(laid_out.job_id, laid_out)
-        store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
+        store = self._store(laid_out.job_id, self._catalog.next_id(laid_out.job_id, laid_out), laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
 
     def _try(self, restored: CheckpointMetadata | None, sink: Sink | None, cancel: Flag) -> None:

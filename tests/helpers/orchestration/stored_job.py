@@ -97,7 +97,9 @@ class StoredJob:
             now=iso(time.time() - ago),
         )
 
-    def choose(self, claim: Claim, restored: CheckpointMetadata | None = None) -> CompletedCheckpointStore:
+    def choose(
+        self, claim: Claim, restored: CheckpointMetadata | None = None, *, is_bounded: bool | None = None
+    ) -> CompletedCheckpointStore:
         """Record a choice; returns the store that ``claim`` writes into."""
         job_id = restored.job_id if restored else claim.run_id.replace("-", "")
         complete = self.catalog.completed_at_choice(claim.epoch, job_id, restored)
@@ -111,6 +113,7 @@ class StoredJob:
             sink=None,
             reason="of the test",
             complete=complete,
+            is_bounded=is_bounded,
         )
         self.catalog.records.epochs.record_choice(claim.epoch, choice)
         return CompletedCheckpointStore(

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
+import dagster as dg
 import psutil
 import pytest
 
@@ -53,6 +54,9 @@ def test_a_driver_is_resumed_when_it_dies_attended_again_when_its_run_dies_and_c
     assert (job.epoch(), job.heartbeat().processes[0]) == (epoch, driver), "the driver was not started again"
     wait_for(lambda: _is_shown(job), "the run to report the checkpoints", seconds=PATIENCE)
     assert [failure.run_id for failure in job.failures()] == [first], "nothing has failed"
+    with job.dev.instance() as instance:
+        (told,) = instance.fetch_materializations(dg.AssetKey(job.name), limit=10).records
+    assert not told.run_id, "the first checkpoint has told it, and no run has ended in success"
     job.pipeline.assert_exact()
 
     # 3. Terminate reaches the driver, and the cleanup policy decides.

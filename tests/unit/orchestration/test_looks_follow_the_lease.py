@@ -99,7 +99,7 @@ def test_a_run_that_attends_a_driver_looks_as_often_as_the_driver_beats_and_give
         if bucket.clock.now - began > 3600:
             raise KeyboardInterrupt
 
-    told = Told(turn, lambda: False, *[lambda *_: None] * 6)
+    told = Told(turn, lambda: False, *[lambda *_: None] * 7)
     attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
     with pytest.raises(KeyboardInterrupt):
         attendant.attend()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import dagster as dg
 import pytest
@@ -22,7 +23,9 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.orchestration.reporting import FirstRows
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows
 from dagster_ckpt.spark import CheckpointCompleted, Preflight, Started
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
@@ -147,6 +150,29 @@ def test_a_bounded_query_is_not_materialized_before_its_end(automation: Automati
     for event in (_completed(stored, 0), _started(is_bounded=True), _completed(stored, 1)):
         first_rows.happened(event)
     assert not automation.instance.fetch_materializations(orders.key, limit=10).records
+
+
+def test_a_driver_of_its_own_tells_by_its_choice_that_its_query_goes_on(
+    automation: Automation, stored: StoredJob
+) -> None:
+    """A run that attends reads the job's records alone; a driver of an earlier release does not tell."""
+    for is_bounded in (None, True, False):
+        claim = stored.claim(run_id())
+        stored.checkpoint(stored.choose(claim, is_bounded=is_bounded), 1)
+        first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
+        told = Told(
+            *(lambda: None, lambda: False, lambda _: None),
+            lambda choice, first_rows=first_rows: first_rows.began(is_bounded=choice.is_bounded),  # type: ignore[misc]
+            first_rows.completed,
+            *[lambda *_: None] * 4,
+        )
+        report = DriverReport(stored.catalog, claim.run_id, create_autospec(CheckpointReporter), told, SystemClock())
+        report.claimed(claim)
+        report.look(None)
+        report.look(None)
+        stored.end(claim, "FINISHED")
+        found = automation.instance.fetch_materializations(orders.key, limit=10).records
+        assert [not event.run_id for event in found] == ([] if is_bounded in {None, True} else [True])
 
 
 def test_a_freshness_policy_does_not_begin_with_the_first_checkpoint(stored: StoredJob) -> None:

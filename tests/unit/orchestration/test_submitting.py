@@ -528,7 +528,7 @@ class Waiting:
         pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
         move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
         spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
-        told = Told(self._turn, lambda: False, *[lambda *_: None] * 6)
+        told = Told(self._turn, lambda: False, *[lambda *_: None] * 7)
         reporter = create_autospec(CheckpointReporter)
         self.attendant = Attendant(job.catalog, self.run, self.run, reporter, told, SystemClock(), time.sleep)
         self.attendant.submit(spark, None, None, {})
@@ -691,7 +691,11 @@ def test_a_checkpoint_that_fails_is_told_by_a_run_that_attends(job: StoredJob) -
     def tell(name: str) -> Callable[..., None]:
         return lambda *arguments: told.append((name, *arguments))
 
-    driver = Told(lambda: None, lambda: False, *map(tell, ("claimed", "started", "traced", "failed", "beaten", "log")))
+    driver = Told(
+        lambda: None,
+        lambda: False,
+        *map(tell, ("claimed", "started", "completed", "traced", "failed", "beaten", "log")),
+    )
     report = DriverReport(job.catalog, claim.run_id, create_autospec(CheckpointReporter), driver, SystemClock())
     report.claimed(claim)
     failed = FailedCheckpoints(1, "the storage is full", 1.0, 2)
@@ -755,7 +759,7 @@ def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypat
     beat = job.catalog.records.heartbeat.read()
     assert beat is not None
     reporter = create_autospec(CheckpointReporter)
-    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 6)
+    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 7)
     report = DriverReport(job.catalog, claim.run_id, reporter, nobody, SystemClock())
     report.claimed(claim)
     report.look(beat)

@@ -178,7 +178,9 @@ UNSAID: dict[type, dict[str, object]] = {
     SavepointRequest: {"name": None, "note": "", "series": None, "checkpoint": False},
     Answer: {"savepoint": None, "error": "", "hint": "", "withdrawn": False},
     Choice: {
-        **dict.fromkeys(("claimed", "sink_kind", "fallback", "forked_from", "complete", "spark_version", "moved")),
+        **dict.fromkeys(
+            ("claimed", "sink_kind", "fallback", "forked_from", "complete", "spark_version", "moved", "is_bounded")
+        ),
         "accepted_loss": (),
         "fell_back": "",
         "marks": False,
