@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.checkpoint.cleanup import (
         SavepointHistory,
+        Swept,
         delete_surplus_savepoints,
         dispose_broken,
         end_dead_epoch,
@@ -205,6 +206,7 @@ __all__ = [
     "StoredSource",
     "Streak",
     "Submission",
+    "Swept",
     "Take",
     "Topic",
     "Upgrade",

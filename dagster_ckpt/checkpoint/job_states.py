@@ -34,7 +34,7 @@ class JobState:
         job_name: the job.
         state: ``NEVER RAN``; ``STARTING``, a run has claimed the job and not beaten yet; ``RUNNING``; ``DEAD``,
             ``INTERRUPTED`` or ``RESTARTING``, the sensor resumes it, or ``dagster-ckpt run``; ``FINISHED``,
-            ``CANCELED`` or ``FAILED``, it is over; ``UNREADABLE``, its records are damaged.
+            ``CANCELED`` or ``FAILED``, it is over; ``UNREADABLE``, its records are damaged, or not for this user.
         reason: for people; may be empty.
         epoch: the newest, 0 before the first.
         run_id: the run that has claimed the newest epoch, ``None`` before the first.
@@ -109,12 +109,24 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
         clock: of this host.
 
     Raises:
-        StorageError: the storage failed.
+        StorageError: the storage failed. A job whose directory is closed to this user is UNREADABLE instead.
     """
     glances = {name: OneLook(filesystem, name) for name in names}
-    _ask_together(filesystem, glances)
+    try:
+        _ask_together(filesystem, glances)
+    except StorageError as error:
+        if not error.is_denied:
+            raise  # else each job is asked by itself
 
     def of(name: str) -> JobState | None:
+        try:
+            return asked(name)
+        except StorageError as error:
+            if not error.is_denied:
+                raise
+            return JobState(name, _UNREADABLE, _told(error))
+
+    def asked(name: str) -> JobState | None:
         glance = CheckpointCatalog(glances[name], name)
         if not glances[name].list(f"{name}/{CONTROL_DIR}"):
             return None

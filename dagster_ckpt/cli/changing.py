@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -13,12 +14,13 @@ from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     End,
     JobRecords,
+    Swept,
     layout,
     pin_checkpoint,
     sweep_job,
     unpin_checkpoint,
 )
-from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, find_checkpoint, of_each, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import LATEST, format_duration
@@ -175,29 +177,34 @@ def sweep(
     never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
     """
     filesystem = storage_at(path)
-    swept, refused = [], []
-    for name in asked_jobs(job, filesystem):
+    refused: list[dict[str, str]] = []
+
+    def swept_of(name: str) -> Swept | None:
         try:
-            swept.append(
-                sweep_job(
-                    CheckpointCatalog(filesystem, name),
-                    SystemClock(),
-                    dry_run=dry_run,
-                    quarantined=quarantined,
-                    older_than=older_than,
-                    report=lambda orphan: None if as_json else say(orphan),
-                )
+            return sweep_job(
+                CheckpointCatalog(filesystem, name),
+                SystemClock(),
+                dry_run=dry_run,
+                quarantined=quarantined,
+                older_than=older_than,
+                report=lambda orphan: None if as_json else say(orphan),
             )
         except (JobAlreadyRunning, InvalidConfiguration, CorruptCheckpoint) as error:
             if job:
                 raise
             refused.append({"job": name, "refused": f"{error.message} {error.hint}"})
             warn(f"{error.message} {error.hint}", color="yellow")
+            return None
+
+    jobs = asked_jobs(job, filesystem)
+    told, were_all = of_each(jobs, swept_of)
+    swept = [item for item in told if item is not None]
     if as_json:
         say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])
-        return
-    if not swept and not refused and job is None:
+    elif not jobs:
         say(f"There is no job in {filesystem.url}. Is --path the checkpoint path?")
-    for item in swept:
-        for line in item.lines(dry_run=dry_run):
-            say(line)
+    else:
+        for item in swept:
+            for line in item.lines(dry_run=dry_run):
+                say(line)
+    sys.exit(0 if were_all else 1)

@@ -25,6 +25,7 @@ from dagster_ckpt.cli.places import (
     asked_jobs,
     find_checkpoint,
     nothing_there,
+    of_each,
     storage_at,
     storage_path,
 )
@@ -53,41 +54,47 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     """List the completed checkpoints of JOB, or of every job, each job's newest last."""
     filesystem = storage_at(path)
     jobs = asked_jobs(job, filesystem)
-    rows = []
-    for name in jobs:
-        catalog = CheckpointCatalog(filesystem, name)
-        newest = _quietly(lambda catalog=catalog: find_newest(catalog).metadata)  # type: ignore[misc]
-        pinned = catalog.records.pins.reasons()
-        of_job: list[dict[str, Any]] = []
-        quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
-        for job_id in sorted(catalog.job_ids()):
-            completed, broken = catalog.completed(job_id)
-            found = [(item.reference, _row(item, catalog)) for item in completed]
-            found += [(error.checkpoint, _unreadable_row(name, error)) for error in broken if error.checkpoint]
-            of_job += [
-                {
-                    **row,
-                    "newest": newest is not None and reference == newest.reference,
-                    "pinned": reference in pinned,
-                    "pin_reason": pinned.get(reference, ""),
-                    "quarantined": reference in quarantined,
-                    "quarantine_reason": quarantined.get(reference, ""),
-                }
-                for reference, row in found
-            ]
-            for error in broken:
-                warn(error.message, color="red")
-        # Lineages may take turns, and epochs only rise; nobody knows the epoch of an unreadable checkpoint.
-        rows += sorted(of_job, key=lambda row: inf if row["epoch"] is None else row["epoch"])
+    told, were_all = of_each(jobs, lambda name: _listed(CheckpointCatalog(filesystem, name)))
+    rows = [row for of_job in told for row in of_job]
     if as_json:
         say_json(rows)
-        return
-    if not jobs:
+    elif not jobs:
         say(f"There is no job in {filesystem.url} yet. Is --path the checkpoint path?")
-        return
-    if not rows:
-        say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status`.")
-        return
+    elif rows:
+        _say_listed(job, jobs, rows)
+    elif were_all:
+        say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status --path {filesystem.url}`.")
+    sys.exit(0 if were_all else 1)
+
+
+def _listed(catalog: CheckpointCatalog) -> list[dict[str, Any]]:
+    """The checkpoints of a job, the oldest first."""
+    newest = _quietly(lambda: find_newest(catalog).metadata)
+    pinned = catalog.records.pins.reasons()
+    rows: list[dict[str, Any]] = []
+    quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
+    for job_id in sorted(catalog.job_ids()):
+        completed, broken = catalog.completed(job_id)
+        found = [(item.reference, _row(item, catalog)) for item in completed]
+        found += [(error.checkpoint, _unreadable_row(catalog.job_name, error)) for error in broken if error.checkpoint]
+        rows += [
+            {
+                **row,
+                "newest": newest is not None and reference == newest.reference,
+                "pinned": reference in pinned,
+                "pin_reason": pinned.get(reference, ""),
+                "quarantined": reference in quarantined,
+                "quarantine_reason": quarantined.get(reference, ""),
+            }
+            for reference, row in found
+        ]
+        for error in broken:
+            warn(error.message, color="red")
+    # Lineages may take turns, and epochs only rise; nobody knows the epoch of an unreadable checkpoint.
+    return sorted(rows, key=lambda row: inf if row["epoch"] is None else row["epoch"])
+
+
+def _say_listed(job: str | None, jobs: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     lineages = {row["checkpoint"].partition("/")[0] for row in rows}
     is_one = job is not None and len(lineages) == 1
     say_table(
@@ -293,7 +300,7 @@ def retention(
         say_json(rows)
         return
     if not rows:
-        say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status`.")
+        say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status {job} --path {catalog.filesystem.url}`.")
         return
     say_table(
         ("checkpoint", "written", "size", "", "frees", "reason"),
@@ -323,6 +330,8 @@ def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata
     """A job whose newest checkpoint is broken is still listed; `verify` says what is wrong."""
     try:
         return ask()
+    except StorageError:
+        raise
     except CheckpointError as error:
         warn(error.message, color="red")
         return None

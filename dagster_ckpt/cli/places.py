@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, is_job, job_names
+from dagster_ckpt.cli.printing import warn
 from dagster_ckpt.config import LATEST, format_duration, parse_duration
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
@@ -29,6 +30,7 @@ __all__ = [
     "job_arguments",
     "job_options",
     "nothing_there",
+    "of_each",
     "optional_storage_path",
     "pairs",
     "repeated",
@@ -41,6 +43,7 @@ __all__ = [
 #: How to connect to a bucket, as JSON: the ``storage_options`` of the storage resource.
 OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 _Command = Callable[..., None]
+_Told = TypeVar("_Told")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
 
 
@@ -87,7 +90,7 @@ def _tell_jobs(error: CheckpointError, job: str, filesystem: FileSystem) -> None
         return  # the error at hand says more
     except CheckpointNotFound as unknown:
         if unknown.message not in error.message:
-            error.hint = f"{unknown.message} {unknown.hint} {error.hint}".strip()
+            error.hint = f"{unknown.message} {unknown.hint}"  # no other command knows the job either
 
 
 def storage_option(command: _Command) -> _Command:
@@ -268,6 +271,27 @@ def asked_jobs(job: str | None, filesystem: FileSystem) -> list[str]:
         return job_names(filesystem)
     require_job(job, filesystem)
     return [job]
+
+
+def of_each(jobs: Sequence[str], ask: Callable[[str], _Told]) -> tuple[list[_Told], bool]:
+    """What each job tells, and whether all of them could be asked.
+
+    The directory of one job may be closed to this user, and then the others still tell.
+
+    Raises:
+        StorageError: the storage failed, or the directory of the only job is closed.
+    """
+    told, were_all = [], True
+    for name in jobs:
+        try:
+            told.append(ask(name))
+        except StorageError as error:
+            if not error.is_denied or len(jobs) == 1:
+                raise
+            warn(f"Job {name!r} is left out: {error.message}", color="red")
+            warn(error.hint)
+            were_all = False
+    return told, were_all
 
 
 def require_job(job: str, filesystem: FileSystem) -> None:

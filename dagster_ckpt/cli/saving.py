@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,7 @@ from dagster_ckpt.checkpoint import (
     request_next_step,
     take_savepoint,
 )
-from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, storage_at, storage_option, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, of_each, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
@@ -183,14 +184,19 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
     """
     filesystem = storage_at(path)
     jobs = asked_jobs(job, filesystem)
-    rows = [row for name in jobs for row in _savepoints(CheckpointCatalog(filesystem, name))]
+    told, were_all = of_each(jobs, lambda name: [*_savepoints(CheckpointCatalog(filesystem, name))])
+    rows = [row for of_job in told for row in of_job]
     if as_json:
         say_json(rows)
-        return
-    if not rows:
+    elif rows:
+        _say_savepoints(job, rows)
+    elif were_all:
         of = f" of {', '.join(jobs)}" if jobs else f" in {filesystem.url}"
         say(f"No savepoint{of} is on record, and none is asked for.")
-        return
+    sys.exit(0 if were_all else 1)
+
+
+def _say_savepoints(job: str | None, rows: Sequence[dict[str, Any]]) -> None:
     say_table(
         ("job", "name", "state", "savepoint", "batch", "bytes", "at", "note"),
         (

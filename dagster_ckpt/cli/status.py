@@ -51,7 +51,8 @@ def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -
 
     RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
     sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records are
-    damaged. The lag is what Kafka had beyond the newest checkpoint when that was taken, in records. Below the table:
+    damaged, or this user may not read them. The lag is what Kafka had beyond the newest checkpoint when that was taken,
+    in records. Below the table:
     the standbys, why, the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one
     that needs help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its
     newest checkpoint is damaged.

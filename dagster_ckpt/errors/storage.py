@@ -30,6 +30,11 @@ class StorageError(CheckpointError, OSError):
         Mend the storage.
     """
 
+    @property
+    def is_denied(self) -> bool:
+        """Whether this user may not use a file or directory that is there."""
+        return isinstance(self.__cause__, PermissionError)
+
 
 class StorageUnusable(StorageError):
     """The storage cannot hold checkpoints at all, for example because it cannot be written.

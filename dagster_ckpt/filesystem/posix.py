@@ -29,6 +29,8 @@ CHUNK = 1 << 20
 _SMALL = 1 << 16
 #: How often a file is placed at most, when each time its directory was removed meanwhile.
 _ATTEMPTS = 10
+_MAY_NOT = "Let this user read and write there, or do this as the user that runs the job."
+_WAY_ON = "Look at the disk or the mount, and at that path."
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
 
@@ -316,9 +318,10 @@ def _storage_errors(what: str, *, reading: bool = False) -> Iterator[None]:
         yield
     except (IsADirectoryError, NotADirectoryError) as error:
         if not reading:
-            raise StorageError(f"Could not {what}: {error.strerror or error}") from error
+            raise StorageError(f"Could not {what}: {error.strerror or error}.", hint=_WAY_ON) from error
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
     except (FileNotFoundError, StorageError):
         raise
     except OSError as error:
-        raise StorageError(f"Could not {what}: {error.strerror or error}") from error
+        hint = _MAY_NOT if isinstance(error, PermissionError) else _WAY_ON
+        raise StorageError(f"Could not {what}: {error.strerror or error}.", hint=hint) from error

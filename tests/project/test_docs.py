@@ -992,6 +992,28 @@ def test_what_is_taken_for_a_block() -> None:
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
+def test_every_run_configuration_is_one_that_the_job_of_an_asset_takes() -> None:
+    """As it is typed into the launchpad: Dagster takes it, and so does the asset, whose fields have text alone."""
+    found = [
+        (page, text)
+        for page in _PAGES
+        for text in re.findall(r"ops: \{(?:[^{}\n]|\{(?:[^{}\n]|\{[^\n]*\})*\})*\}", (_ROOT / page).read_text("utf-8"))
+        if "..." not in text
+    ]
+    assert len(found) >= 6
+    for page, text in found:
+        config = yaml.safe_load(text)
+        ((name, given),) = config["ops"].items()
+        asset = make_asset(name)
+        resources = {
+            "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="/data/c"),
+            "spark": dagster_ckpt.SparkSessionResource(),
+        }
+        definitions = dagster_ckpt.build_checkpoint_definitions([asset], resources)
+        assert dg.validate_run_config(definitions.resolve_job_def(asset.job_name), config), (page, text)
+        asset.settings.of_run(given["config"])
+
+
 def test_the_readme_is_short() -> None:
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) < 1500

@@ -82,9 +82,23 @@ def job_directories(filesystem: FileSystem) -> list[str]:
 
 
 def job_names(filesystem: FileSystem) -> list[str]:
-    """The directories of jobs."""
+    """The directories of jobs; one that is closed to this user counts as a job's."""
     names = job_directories(filesystem)
-    return [name for name, inside in zip(names, filesystem.list_many(names), strict=True) if _HAS_RECORDS in inside]
+    try:
+        return [name for name, inside in zip(names, filesystem.list_many(names), strict=True) if _HAS_RECORDS in inside]
+    except StorageError as error:
+        if not error.is_denied:
+            raise
+    return [name for name in names if _may_be_job(filesystem, name)]
+
+
+def _may_be_job(filesystem: FileSystem, name: str) -> bool:
+    try:
+        return _HAS_RECORDS in filesystem.list(name)
+    except StorageError as error:
+        if not error.is_denied:
+            raise
+        return True
 
 
 def is_job(filesystem: FileSystem, name: str) -> bool:

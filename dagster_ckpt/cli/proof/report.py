@@ -48,6 +48,8 @@ def report(job: str, path: str, to: Path | None, as_json: bool) -> None:
 
 def _replace(file: Path, text: str) -> None:
     """Put a whole page in the place of the page that is there: somebody may be reading that."""
+    if not file.name:
+        raise InvalidConfiguration(f"{str(file)!r} is no name of a file.", hint="Name a file with --to.")
     beside = file.with_name(f".{file.name}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")

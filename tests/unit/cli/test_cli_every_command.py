@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,7 @@ _REFUSED: list[list[str]] = [
     ["dispose", ""],
     ["dispose", "savepoint:a"],
     ["init", "/etc/passwd"],
+    ["report", JOB, "--to", ""],
     ["batch", JOB, "99"],
     ["state", JOB, "--operator", "7"],
     *(
@@ -152,6 +155,105 @@ def test_what_is_told_of_a_job_has_one_exit_status(name: str, job: str, storage:
     assert plain.exit_code == as_json.exit_code
     if as_json.stdout or name == "verify":
         json.loads(as_json.stdout)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_every_command_tells_how_to_call_it(name: str, flag: str) -> None:
+    told = CliRunner().invoke(main, [name, flag])
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert told.stdout.startswith(f"Usage: main {name} ")
+
+
+def _empty(storage: Path) -> None:
+    for job in storage.iterdir():
+        shutil.rmtree(job)
+
+
+def _overwrite(storage: Path, pattern: str) -> None:
+    for file in [*(storage / JOB).glob(pattern)]:
+        file.write_bytes(b'{"a": \x00')
+
+
+def _loop(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+    directory.symlink_to(directory)
+
+
+#: What may be in the place of a storage, or of something in a storage, and how it comes to be there.
+_STRANGE: dict[str, Callable[[Path], object]] = {
+    "nothing": shutil.rmtree,
+    "an empty directory": _empty,
+    "a file": lambda storage: storage.rename(storage.with_name("elsewhere")).with_name("storage").touch(),
+    "a loop": _loop,
+    "a directory of another program": lambda storage: (storage / JOB / "control").rename(storage / JOB / "x y\n"),
+    "records that are no records": lambda storage: _overwrite(storage, "control/epochs/*"),
+    "manifests that are no manifests": lambda storage: _overwrite(storage, "*/chk-*/_metadata"),
+    "records that cannot be listed": lambda storage: _loop(storage / JOB / "control" / "epochs"),
+}
+
+
+@pytest.mark.parametrize("strange", _STRANGE)
+def test_what_is_wrong_is_told_in_words_with_a_next_step(
+    strange: str, storage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback; one exit status with --json and without; JSON that is valid; commands that can be called."""
+    _STRANGE[strange](storage)
+    for name in sorted(set(_COMMANDS) - {"run"}):
+        _tells(storage, [name, *_CALLS[name]], monkeypatch, capfd)
+
+
+def _tells(storage: Path, call: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    as_json = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call, "--json"))
+    if as_json.stdout:
+        json.loads(as_json.stdout)
+    elif as_json.exit_code == 0:
+        raise AssertionError("a command that is done prints its document")
+    capfd.readouterr()
+    if call[0] == "init":  # which has made its project
+        return
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call))
+    told = done.stderr + capfd.readouterr().err
+    assert done.exit_code == as_json.exit_code
+    assert done.exit_code in {0, 1, 3, 4, 5, 8}
+    assert done.stdout or told
+    if done.exit_code == 1 and not done.stdout:
+        assert len(told.splitlines()) >= 2, f"the reason and the next step: {told}"
+    monkeypatch.setenv("DAGSTER_CKPT_PATH", str(storage))  # of a command that is told without
+    for named in re.findall(r"`dagster-ckpt ([^`]+)`", told + done.stdout):
+        first, *words = shlex.split(named)
+        if {"-h", "--help"} & {*words}:
+            assert first in _COMMANDS
+        elif words or first in {"list", "status", "savepoints", "sweep"}:  # else only its name is told
+            _COMMANDS[first].make_context(first, words)
+    monkeypatch.delenv("DAGSTER_CKPT_PATH")
+
+
+@pytest.mark.parametrize("name", ["list", "savepoints", "status", "sweep"])
+def test_a_job_that_this_user_may_not_read_hides_no_other(
+    name: str, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs in a directory may belong to several users. Root may read all, so the call is refused."""
+    CliRunner().invoke(main, arguments(storage, ["savepoint", JOB, "--to", "{tmp}/savepoints", "--name", "a"]))
+    scandir = os.scandir
+
+    def closed(path: Any) -> Any:
+        if storage / _EMPTY in [path, *Path(path).parents]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, [name, "--json"]))
+    shown = {row["job"]: row for row in json.loads(done.stdout)}
+    assert JOB in shown
+    if name == "status":
+        assert (done.exit_code, shown[_EMPTY]["state"]) == (5, "UNREADABLE")
+        assert "Permission denied. Let this user read" in shown[_EMPTY]["reason"]
+    else:
+        assert (done.exit_code, _EMPTY in shown) == (1, False)
+        assert f"Job {_EMPTY!r} is left out: Could not" in done.stderr
+    alone = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, [name, _EMPTY]))
+    assert (alone.exit_code, alone.stdout) == (1, "")
 
 
 def _wrong_values() -> Iterator[tuple[str, str, str]]:

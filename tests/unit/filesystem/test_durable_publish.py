@@ -238,7 +238,7 @@ def test_a_directory_that_may_not_be_written() -> None:
         assert create.startswith("StorageError: Could not create")
         assert replace.startswith("StorageError: Could not write")
         assert probe.startswith("StorageUnusable: Checkpoints cannot be written to")
-        assert "Check that the directory exists, is writable" in probe
+        assert "Let this user read and write there" in probe
         assert list(Path(directory).iterdir()) == []
 
 

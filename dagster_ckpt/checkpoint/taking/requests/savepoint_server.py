@@ -294,7 +294,8 @@ class SavepointServer:
             self._current = None
             self._answers.failed(current.request, error)
             return
-        timings = {"align": milliseconds(now - current.began), "pin": milliseconds(self._clock.monotonic() - pin_from)}
+        aligned_for = max(now - current.began, 0.0)  # a request may be found after the turn has looked at the clock
+        timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         current.pending = pending
         current.future = self._executor.submit(
             self._write, current.request, pending, snapshot, current.storage, timings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,19 @@ class TestTaking:
         served.pass_time(1.1)
         served.server.finish()
         assert [metadata.timings_ms["pin"] for metadata in served.completed] == [250, 250]
+
+    def test_no_step_takes_less_than_no_time(
+        self, make: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where finding a request takes time itself."""
+        served = make(interval="1 h")
+        served.job.stream.committed = 4
+        monotonic, passed = served.job.clock.monotonic, count()
+        monkeypatch.setattr(served.job.clock, "monotonic", lambda: monotonic() + next(passed) / 1000)
+        served.ask(1)
+        served.pass_time(1.1)
+        (taken,) = served.completed
+        assert min(taken.timings_ms.values()) >= 0
 
     def test_while_a_checkpoint_is_written_it_goes_on_beside_it(self, make: Callable[..., Served]) -> None:
         served = make(at_once=False)
