@@ -162,8 +162,8 @@ def others_finding(
     error = JobAlreadyRunning(
         f"Run {heartbeat.run_id} drives job {job_name!r} now (process {driver.pid} on "
         f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
-        hint=f"Terminate run {heartbeat.run_id} first (or the run that attends its driver), or wait until the job has "
-        "ended.",
+        hint=f"Terminate run {heartbeat.run_id} in Dagster first (or the run that attends its driver), end a job of "
+        f"`dagster-ckpt run` with `dagster-ckpt stop {job_name}`, or wait until the job has ended.",
     )
     return Finding.of_error(check, error)
 

@@ -256,6 +256,17 @@ def test_a_job_that_this_user_may_not_read_hides_no_other(
     assert (alone.exit_code, alone.stdout) == (1, "")
 
 
+def test_how_a_running_job_is_ended_is_told_with_dagster_and_without(storage: Path) -> None:
+    job = StoredJob(storage, "running")
+    claim = job.claim(run_id())
+    job.checkpoint(job.choose(claim), 1)
+    job.beat(claim, alive=True)
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, ["preflight", job.name]))
+    assert done.exit_code == 4, done.output
+    assert f"Terminate run {claim.run_id} in Dagster" in done.stdout
+    assert f"`dagster-ckpt stop {job.name}`" in done.stdout
+
+
 def _wrong_values() -> Iterator[tuple[str, str, str]]:
     for name, command in _COMMANDS.items():
         for option in command.params:

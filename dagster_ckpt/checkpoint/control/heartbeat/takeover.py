@@ -69,7 +69,8 @@ def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
     error = JobAlreadyRunning(
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
-        hint=f"Terminate run {heartbeat.run_id} first, or wait until it has ended. This run changed nothing.",
+        hint=f"Terminate run {heartbeat.run_id} in Dagster first, end a job of `dagster-ckpt run` with "
+        f"`dagster-ckpt stop {job_name}`, or wait until the run has ended. This run changed nothing.",
     )
     error.by = heartbeat.run_id
     return error
