@@ -192,7 +192,7 @@ class TestFreeJob:
             JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
         ) as raised:
             free_job(file, clock, no_wait)
-        assert "Terminate run run-a first" in raised.value.hint
+        assert "Terminate run run-a in Dagster first" in raised.value.hint
         assert other.poll() is None
 
     def test_what_is_left_of_a_dead_run_is_killed(self, file: HeartbeatFile, clock: ManualClock) -> None:
