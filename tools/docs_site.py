@@ -20,12 +20,12 @@ _FETCHED = re.compile(
 def commands(main: click.Group) -> str:
     """The commands of the command line, as their own ``--help`` tells them."""
     found = []
-    group = click.Context(main, info_name="dagster-ckpt")
+    group = click.Context(main, info_name="dagster-ckpt", **main.context_settings)
     for name in main.list_commands(group):
         command = main.get_command(group, name)
         if command is None:
             raise LookupError(name)
-        context = click.Context(command, info_name=f"dagster-ckpt {name}", max_content_width=100)
+        context = click.Context(command, group, name, max_content_width=100)
         found.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(found)
 

@@ -25,7 +25,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
-_CONTEXT = click.Context(main)
+_CONTEXT = click.Context(main, **main.context_settings)
 _COMMANDS = {name: command for name in main.list_commands(_CONTEXT) if (command := main.get_command(_CONTEXT, name))}
 #: A job without checkpoints, and the arguments of a call of each command that has something to say.
 _EMPTY = "empty"
@@ -225,7 +225,7 @@ def _tells(storage: Path, call: list[str], monkeypatch: pytest.MonkeyPatch, capf
         if {"-h", "--help"} & {*words}:
             assert first in _COMMANDS
         elif words or first in {"list", "status", "savepoints", "sweep"}:  # else only its name is told
-            _COMMANDS[first].make_context(first, words)
+            _COMMANDS[first].make_context(first, words, _CONTEXT)
     monkeypatch.delenv("DAGSTER_CKPT_PATH")
 
 
@@ -414,7 +414,7 @@ def test_every_call_in_the_documentation_is_one_that_the_command_line_takes(monk
             if name not in _COMMANDS:
                 raise click.UsageError("no such command")
             if is_whole:
-                _COMMANDS[name].make_context(name, words)
+                _COMMANDS[name].make_context(name, words, _CONTEXT)
             known = {option for parameter in _COMMANDS[name].params for option in parameter.opts}
             if unknown := {word for word in words if word.startswith("--")} - known:
                 raise click.UsageError(f"no such option: {unknown}")
