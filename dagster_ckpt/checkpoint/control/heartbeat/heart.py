@@ -48,7 +48,9 @@ class Heart:
       after the late beat was made. Then it counts this process as dead, as any run that could not record its end.
 
     A beat that the storage has taken lets this run go on for :attr:`Lease.own` from the moment at which the beat was
-    made. So the run's permission is over before a reader, who has seen that beat later, may take the job over.
+    made. So the run's permission is over before a reader, who has seen that beat later, may take the job over. A run
+    whose permission was over for a while asks with each beat for a lease whether another process has claimed the job:
+    such a process may have died before its first beat, and while this run beat, nobody would know that.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Heart:
         )
         #: Until when this run may go on. Before its first beat, readers of release 0.1.0 judge by the default lease.
         self._until = began + min(self.lease.own, UNSAID.own)
+        #: Until when each beat asks for a newer claim.
+        self._asks_until = -inf
         #: Whether a newer run has taken the job over.
         self.is_fenced = False
         if worker is not None:
@@ -202,6 +206,9 @@ class Heart:
             beat.set_result(None)
 
     def _make(self, number: int) -> None:
+        if self._asks() and self._file.is_claimed_after(self._beat.epoch):
+            self._fence(None)
+            return
         try:
             current = self._file.read_by_holder(self._beat.epoch)
         except Fenced:
@@ -225,6 +232,7 @@ class Heart:
             self._file.write(beat)
             with self._lock:
                 self._written = max(self._written, number)
+                self._asks()
                 self._until = max(self._until, (beat.uptime or 0.0) + self.lease.own)
             self._tell()
             if beat.stopped:
@@ -232,6 +240,13 @@ class Heart:
         finally:
             if self._beat.stopped and not beat.stopped:
                 self._say_again()
+
+    def _asks(self) -> bool:
+        """Whether another run may have claimed the job, because the storage has taken no beat in time."""
+        now = self._clock.monotonic()
+        if now > self._until:
+            self._asks_until = now + self.lease.timeout
+        return now < self._asks_until
 
     def _say_again(self) -> None:
         """Write the last beat again if a late beat overwrote it, unless another run has taken the job over.

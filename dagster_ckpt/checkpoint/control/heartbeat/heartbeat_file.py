@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
@@ -65,6 +66,16 @@ class HeartbeatFile:
         except CorruptCheckpoint:
             self._epochs.check(epoch)
             return None
+
+    def is_claimed_after(self, epoch: int) -> bool:
+        """Whether another process has claimed the job after this epoch, whether or not that process has beaten."""
+        if (highest := self._epochs.highest()) <= epoch:
+            return False
+        try:
+            newer = self._epochs.read_claim(highest)
+        except CorruptCheckpoint:
+            newer = None  # the name of the claim is enough to fence
+        return newer is None or (newer.host, newer.pid) != (this_host(), os.getpid())
 
     def watched(self, clock: Clock, wait: Callable[[float], object]) -> tuple[Heartbeat | None, str | None]:
         """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.

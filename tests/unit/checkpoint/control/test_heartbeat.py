@@ -359,7 +359,7 @@ class Hanging:
         self._let_go = threading.Event()
 
     def _plan(self, operation: Operation) -> Action | None:
-        if self.hang[operation.name]:
+        if self.hang.get(operation.name):
             self.hang[operation.name] -= 1
             self.hung += 1
             self._arrived.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from dagster_ckpt.checkpoint import seen
 from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
-from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heartbeat, HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heart, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import iso
@@ -292,6 +293,95 @@ class TestToldSilent:
         watch(told, clock, 31)
         told.tell_silent(clock)
         assert f"{file.key[1]}/control/silent" not in memory.files
+
+
+class TestComesBack:
+    """A run was away for its lease, another process has claimed its job and died before its first beat."""
+
+    @pytest.fixture
+    def away(self, memory: MemoryFileSystem) -> FaultInjectingFileSystem:
+        """The storage as the first run has it: away for as long as ``plan`` says so."""
+        return FaultInjectingFileSystem(memory)
+
+    @pytest.fixture
+    def heart(self, away: FaultInjectingFileSystem, file: HeartbeatFile, clock: ManualClock) -> Heart:
+        """Of the first run; it beats when it is told to."""
+        take_over(Epochs(away, file.key[1]), clock, "run-a")
+        heart = Heart(HeartbeatFile(away, file.key[1]), clock, epoch=1, run_id="run-a")
+        self.beats(heart, away)
+        return heart
+
+    @staticmethod
+    def beats(heart: Heart, storage: FaultInjectingFileSystem) -> list[str]:
+        """Beat once; what was asked of the storage."""
+        before = len(storage.operations)
+        heart.hold(1)
+        return [f"{item.name} {item.path.rpartition('/')[2]}" for item in storage.operations[before:]]
+
+    @staticmethod
+    def is_away(storage: FaultInjectingFileSystem, clock: ManualClock, heart: Heart) -> None:
+        storage.plan = lambda _: Fail()
+        clock.advance(LEASE + 1)
+        TestComesBack.beats(heart, storage)
+        storage.plan = lambda _: None
+
+    def test_the_dead_claim_is_seen_although_the_older_run_is_back(
+        self,
+        memory: MemoryFileSystem,
+        away: FaultInjectingFileSystem,
+        file: HeartbeatFile,
+        clock: ManualClock,
+        heart: Heart,
+    ) -> None:
+        self.is_away(away, clock, heart)
+        claim = take_over(Epochs(memory, file.key[1]), clock, "run-b")
+        dead, waited = None, 0
+        while dead is None and waited < 10 * LEASE:
+            self.beats(heart, away)
+            dead, _ = file.judged(claim, None, clock)
+            clock.advance(1)
+            waited += 1
+        assert dead is not None
+        assert dead.startswith("no heartbeat since it took the job over")
+        assert heart.is_fenced
+        assert waited <= LEASE + 2
+
+    def test_whoever_decided_before_the_run_was_back_may_claim_the_job_a_little_later(
+        self,
+        memory: MemoryFileSystem,
+        away: FaultInjectingFileSystem,
+        file: HeartbeatFile,
+        clock: ManualClock,
+        heart: Heart,
+    ) -> None:
+        self.is_away(away, clock, heart)
+        assert "list epochs" in self.beats(heart, away)
+        assert heart.left > 0
+        take_over(Epochs(memory, file.key[1]), clock, "run-b")
+        clock.advance(1)
+        self.beats(heart, away)
+        assert heart.is_fenced
+
+    def test_a_claim_of_the_same_process_ends_nothing(
+        self, away: FaultInjectingFileSystem, file: HeartbeatFile, clock: ManualClock, heart: Heart
+    ) -> None:
+        """A run that restarts its query claims the next epoch, and its heart hears of that a moment later."""
+        self.is_away(away, clock, heart)
+        epochs, now = Epochs(away, file.key[1]), iso(clock.time())
+        epochs.claim(token="next", series=None, run_id="run-a", host=this_host(), pid=os.getpid(), now=now)
+        assert "replace heartbeat" in self.beats(heart, away)
+        assert not heart.is_fenced
+
+    def test_a_run_that_beats_in_time_asks_for_no_claims(
+        self, away: FaultInjectingFileSystem, clock: ManualClock, heart: Heart
+    ) -> None:
+        self.is_away(away, clock, heart)
+        asked = []
+        for _ in range(100):
+            clock.advance(1)
+            asked.append(self.beats(heart, away))
+        assert asked[0] == ["list epochs", "read heartbeat", "replace heartbeat"]
+        assert asked[int(LEASE) + 1 :] == [["read heartbeat", "replace heartbeat"]] * (99 - int(LEASE))
 
 
 def take_over(epochs: Epochs, clock: ManualClock, run_id: str) -> Claim:
