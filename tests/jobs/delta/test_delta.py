@@ -280,6 +280,13 @@ def test_an_option_that_an_append_has_no_room_for_is_refused(option: str, value:
         DeltaSink("/data/delays", options={option: value})
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("OverwriteSchema", False), ("dataChange", "TRUE"), ("partitionOverwriteMode", "STATIC")]
+)
+def test_an_option_that_says_what_delta_does_anyhow_is_taken(option: str, value: object) -> None:
+    DeltaSink("/data/delays", options={option: value})
+
+
 @pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, _: DeltaSink(bench.sink), lambda: seen(bench))

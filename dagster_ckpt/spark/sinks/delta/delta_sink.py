@@ -39,8 +39,9 @@ _HARMFUL = (
     ("delta.coordinatedCommits.commitCoordinator-preview", None, "its newest commits are kept elsewhere", _DROP),
 )
 _OURS = frozenset({"txnappid", "txnversion"})
-#: Options that ask for something else than rows to be added. Delta would ignore most of them in an append.
-_NO_APPEND = frozenset({"datachange", "overwriteschema", "partitionoverwritemode"})
+#: Options that ask for something else than rows to be added, unless they say what Delta does anyhow. Delta would ignore
+#: most of them in an append.
+_NO_APPEND = {"datachange": "true", "overwriteschema": "false", "partitionoverwritemode": "static"}
 _REPLACING = "replace"
 
 #: The option with what the table's history shows of a commit.
@@ -83,14 +84,15 @@ class DeltaSink(TableSink):
         single_driver: bool = False,
     ) -> None:
         given = _as_spark_takes(options or {})
-        for name in sorted(given):
+        for name, value in sorted(given.items()):
             if name.lower() in _OURS:
                 raise InvalidConfiguration(
                     f"A DeltaSink sets the option {name} itself.", hint="Leave txnAppId and txnVersion out of options."
                 )
-            if name.lower() in _NO_APPEND or name.lower().startswith(_REPLACING):
+            asks = value.lower() != _NO_APPEND.get(name.lower(), value.lower())
+            if asks or name.lower().startswith(_REPLACING):
                 raise InvalidConfiguration(
-                    f"A DeltaSink adds rows, and the option {name} asks for something else.",
+                    f"A DeltaSink adds rows, and the option {name}={value} asks for something else.",
                     hint="Leave the option out; what is to be replaced is for a ForeachBatchSink.",
                 )
         if isinstance(partition_by, str):
