@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint import (
     request_next_step,
 )
 from dagster_ckpt.clock import Clock
+from dagster_ckpt.errors import CheckpointError, StorageError
 from dagster_ckpt.orchestration.events.occurrence import EVENT_ID, told_ids
 from dagster_ckpt.shown_text import in_one_line, redacted
 
@@ -63,11 +64,11 @@ class RequestEvents:
         self._looked_at = float("-inf")
         self._taken: set[str] = set()
         self._every = _LOOK_AT_BELL if catalog.filesystem.is_distant else _LOOK
-        #: The bell at the last look, when that was, and whether a request was open then.
+        #: The bell at the last look, when that was, and whether a request was open then or something was not told.
         self._last: tuple[bytes | None, float, bool] = (None, float("-inf"), True)
 
-    def changed(self, request: SavepointRequest, state: RequestState, reason: str, next_step: str) -> None:
-        """Tell that a request is in another state now."""
+    def changed(self, request: SavepointRequest, state: RequestState, reason: str, next_step: str) -> bool:
+        """Tell that a request is in another state now; whether Dagster knows."""
         try:
             name = f"{request.token}-{state}"
             if state not in _FINAL:
@@ -77,6 +78,8 @@ class RequestEvents:
                 self._log_event(_request_observation(key, request, state, reason, next_step, name))
         except Exception:
             _log.exception("Dagster could not be told of a request for a %s", request.kind)
+            return False
+        return True
 
     def tick(self) -> None:
         """Look beside a driver of its own, which tells Dagster nothing, once it is time."""
@@ -92,24 +95,40 @@ class RequestEvents:
             return
         if bell is None or bell != rung or is_open or now - looked_at >= _SELDOM:
             is_open = self.look()
-            self._tell_taken()
+            is_open = not self._tells_taken() or is_open
             self._last = (bell, now, is_open or bell != rung)  # a request may be answered and gone between two looks
 
-    def _tell_taken(self) -> None:
-        """Tell of the savepoints that the driver of the newest epoch has taken; their requests may be gone already."""
-        key, epoch = self._keys[0], self._records.epochs.highest()
+    def _tells_taken(self) -> bool:
+        """Tell of the savepoints that the driver of the newest epoch has taken; their requests may be gone already.
+
+        Returns:
+            whether Dagster knows of all of them.
+        """
+        key = self._keys[0]
         try:
+            epoch = self._records.epochs.highest()
             for item in self._records.taken_savepoints.known():
                 if item.key[0] == epoch and item.reference not in self._taken:
-                    observation = savepoint_observation(key, self._catalog.resolve(item.reference))
                     if item.reference not in told_ids(self._instance, key):
-                        self._log_event(observation)
+                        self._tell_savepoint(key, item.reference)
                     self._taken.add(item.reference)
         except Exception as error:  # the next look tells
             _log.warning("The savepoints of the driver cannot be told now: %s", error)
+            return False
+        return True
+
+    def _tell_savepoint(self, key: dg.AssetKey, reference: str) -> None:
+        try:
+            savepoint = self._catalog.resolve(reference)
+        except StorageError:
+            raise
+        except CheckpointError as error:  # disposed of meanwhile, or damaged: it is none
+            _log.warning("A savepoint of the driver is not told: %s", error)
+            return
+        self._log_event(savepoint_observation(key, savepoint))
 
     def look(self, waits_for: str = "") -> bool:
-        """Tell what the records say of each request, and whether one of them is not answered yet.
+        """Tell what the records say of each request, and whether one is not answered yet, or Dagster does not know.
 
         Args:
             waits_for: why no run can take a request up now; empty while a run is alive.
@@ -119,7 +138,7 @@ class RequestEvents:
         except Exception as error:  # the next look tells
             _log.warning("The requests for savepoints cannot be read now: %s", error)
             return True
-        now = self._clock.time()
+        now, is_open = self._clock.time(), any(asked.answer is None for asked in found)
         for asked in found:
             if not waits_for and asked.answer is None and now - asked.request.asked_at < _SOON:
                 continue
@@ -132,8 +151,9 @@ class RequestEvents:
             elif state is RequestState.PENDING:
                 reason = waits_for
             hint = "" if answer is None else answer.hint
-            self.changed(asked.request, state, reason, request_next_step(asked.request, state, hint))
-        return any(asked.answer is None for asked in found)
+            is_told = self.changed(asked.request, state, reason, request_next_step(asked.request, state, hint))
+            is_open = is_open or not is_told
+        return is_open
 
 
 def _request_observation(

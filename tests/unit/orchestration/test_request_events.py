@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,3 +166,35 @@ def test_in_a_bucket_the_requests_are_listed_when_somebody_has_rung_until_they_a
         found = instance.fetch_observations(_SAVEPOINTS, limit=100, ascending=True).records
     told = [str(item.asset_observation.description) for item in found if item.asset_observation is not None]
     assert [item.split(",")[0].split(".")[0] for item in told] == ["A savepoint: PENDING", "A savepoint: FAILED"]
+
+
+def test_in_a_bucket_what_dagster_could_not_be_told_is_told_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a savepoint whose request is gone and of a request that is answered; not of a savepoint that is gone."""
+    job, clock = StoredJob(tmp_path / "storage"), ManualClock()
+    monkeypatch.setattr(type(job.catalog.filesystem), "is_distant", True)
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    shutil.rmtree(job.savepoint(store, 5).reference)
+    job.savepoint(store, 7)
+    request = SavepointRequest("a" * 32, None, False, clock.time(), clock.time() + 9000)
+    requests = job.catalog.records.savepoint_requests
+    requests.ask(request)
+    requests.begin(claim.epoch, request, 1.0)
+    requests.answer(claim.epoch, request, Answer(1.0, error="The disk is full.", hint="Free some."))
+    told: list[str] = []
+
+    def is_away(_: dg.AssetObservation) -> None:
+        raise ConnectionError("the database of Dagster is away")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        events = RequestEvents(instance, is_away, _SAVEPOINTS, _CHECKPOINTS, job.catalog, clock)
+        events.tick()
+        clock.advance(301)
+        events.tick()  # whoever rings during a look is heard at the next one; this is that look
+        events._log_event = lambda found: told.append(str(found.description))
+        clock.advance(301)
+        events.tick()
+        assert events._last[2] is False, "all is told"
+    assert sorted(item[:21] for item in told) == ["A savepoint: COMPLETE", "A savepoint: FAILED, "]
