@@ -2,7 +2,8 @@
 
     python -m dagster_ckpt.spark.jvm.train_class_archive ARCHIVE EXTRA_CLASS_PATH
 
-It ends when its standard input does: with the process that started it. Its JVM ends likewise.
+It has a session of its own. It ends when its standard input does: with the process that started it. Its JVM ends with
+it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -63,7 +65,7 @@ def _step_back() -> None:
 
     def watch() -> None:
         os.read(0, 1)  # nobody writes: this is the end of the pipe
-        os._exit(1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with a JVM that writes, which reads its own input no more
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from dagster_ckpt.spark.jvm.class_archive import (
 )
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from tests.helpers.threads import no_more_threads
+from tests.jobs.harness import eventually
 
 DAY = 86_400.0
 CONTENT = bytes(range(256)) * 64
@@ -220,3 +223,37 @@ def test_the_newest_three_that_are_in_use_are_kept(archive: ClassArchive, ages: 
 def test_an_archive_that_somebody_has_deleted_is_made_anew(archive: ClassArchive) -> None:
     archive.path.unlink()
     assert archive.may_be_made()
+
+
+_TRAINS = """
+import subprocess, sys
+from pathlib import Path
+from dagster_ckpt.spark.jvm import train_class_archive
+
+def train(made, class_path):
+    with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as jvm:
+        print(jvm.pid, flush=True)
+
+train_class_archive._train = train
+train_class_archive.main()
+"""
+
+
+def test_a_jvm_that_writes_an_archive_ends_with_the_run_that_wants_it(tmp_path: Path) -> None:
+    """Such a JVM reads its standard input no more, and writes for a minute."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRAINS, str(tmp_path / "it.jsa"), ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as training:
+        assert training.stdin is not None
+        assert training.stdout is not None
+        jvm = psutil.Process(int(training.stdout.readline()))
+        try:
+            training.stdin.close()
+            training.wait(60)
+            eventually("the JVM ends", lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                jvm.kill()
