@@ -13,6 +13,7 @@ import stat
 import subprocess
 import threading
 import weakref
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -52,37 +53,46 @@ class AdoptedJvm:
     Args:
         pid: of a live process of this user.
         lifeline: the file descriptor at whose end the JVM ends: the other end of its standard input.
+        parent: tells the exit code of the JVM, which only its parent learns.
+
+    Attributes:
+        returncode: the exit code once :meth:`poll` or :meth:`wait` has seen the end; ``None`` also if nobody tells it.
     """
 
-    #: Only a parent learns how a process has ended.
-    returncode = None
-
-    def __init__(self, pid: int, lifeline: int) -> None:
+    def __init__(self, pid: int, lifeline: int, parent: socket.socket) -> None:
         self.pid = pid
+        self.returncode: int | None = None
+        self._parent, self._asking = parent, threading.Lock()
         self.stdin = FileIO(lifeline, "wb")
         _lifelines.add(self.stdin)
         self._handle = os.pidfd_open(pid)
-        for let_go in (weakref.finalize(self, self.stdin.close), weakref.finalize(self, os.close, self._handle)):
-            let_go.atexit = False  # what still uses the JVM then comes first
+        for close in (self.stdin.close, partial(os.close, self._handle), parent.close):
+            weakref.finalize(self, close).atexit = False  # what still uses the JVM then comes first
 
     def poll(self) -> int | None:
-        """``None`` while the JVM runs."""
-        return 0 if self._is_over(0) else None
+        """The exit code, ``None`` while the JVM runs; 0 also if nobody tells it."""
+        return self._code() if self._is_over(0) else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the JVM has ended.
+        """Wait until the JVM has ended; the exit code as of :meth:`poll`.
 
         Raises:
             TimeoutExpired: it runs on.
         """
         if not self._is_over(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        return 0
+        return self._code()
 
     def kill(self) -> None:
         """End the JVM."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def _code(self) -> int:
+        with self._asking, contextlib.suppress(OSError, ValueError), self._parent:  # closed: it is asked once
+            self._parent.settimeout(PATIENCE)
+            self.returncode = int(self._parent.recv(_LONGEST))
+        return self.returncode or 0
 
     def _is_over(self, timeout: float | None) -> bool:
         waiting = select.poll()
@@ -142,7 +152,7 @@ def _take(connection: socket.socket) -> Any | None:
     for _, _, data in held:
         files.frombytes(data[: len(data) - len(data) % files.itemsize])
     try:
-        gateway = _checked(message, list(files), keeper)
+        gateway = _checked(message, list(files), keeper, connection)
     except BaseException:
         for file in files:
             with contextlib.suppress(OSError):
@@ -162,7 +172,7 @@ def _pump(output: int) -> None:
         os.close(output)
 
 
-def _checked(message: bytes, files: list[int], keeper: int) -> Any:
+def _checked(message: bytes, files: list[int], keeper: int, connection: socket.socket) -> Any:
     """The gateway to a JVM, if the JVM is what the keeper says; nothing is believed that the system can tell."""
     told = json.loads(message)
     pid, port, secret = int(told["pid"]), int(told["port"]), str(told["secret"])
@@ -178,7 +188,7 @@ def _checked(message: bytes, files: list[int], keeper: int) -> Any:
             raise RefusedError(f"process {pid} does not listen on port {port}")
     except psutil.Error as error:
         raise RefusedError(f"process {pid} is gone") from error
-    jvm = AdoptedJvm(pid, os.dup(files[0]))
+    jvm = AdoptedJvm(pid, os.dup(files[0]), connection.dup())
     try:
         gateway = _gateway_in_time(jvm, port, secret)
         gateway.proc = jvm

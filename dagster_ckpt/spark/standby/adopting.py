@@ -17,7 +17,7 @@ from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
 from dagster_ckpt.spark.query import find_programs, jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
-from dagster_ckpt.spark.standby.handover import UNADOPTED, UNASKED, WAIT
+from dagster_ckpt.spark.standby.handover import TAKEN, UNADOPTED, UNASKED, WAIT
 from dagster_ckpt.spark.standby.place import Standby, directory
 
 __all__ = ["adopt_standby", "end_standby", "keep_standby", "launch_early"]
@@ -161,7 +161,7 @@ def _keep(wanted: Standby, *, early: bool = False) -> None:
             keeper = subprocess.Popen(  # noqa: S603 - this Python, with a module of this package
                 [sys.executable, "-m", "dagster_ckpt.spark.standby.keeper", name],
                 stdin=subprocess.PIPE,  # it ends when this process is gone
-                stdout=said,
+                stdout=subprocess.PIPE,  # tells of the adoption
                 stderr=said,
                 env=dict(wanted.environment),
                 start_new_session=True,  # what ends this process's group must not end the standby
@@ -170,18 +170,28 @@ def _keep(wanted: Standby, *, early: bool = False) -> None:
             _kept.keeper = keeper
             if _kept.wanted is None and not early:
                 keeper.kill()
-        with keeper:
-            if keeper.stdin is not None:
-                keeper.stdin.write(wanted.asked(early=early))
-                keeper.stdin.flush()
-            returned = keeper.wait()
-        with _kept.lock:
-            _kept.keeper = None
+        with keeper:  # also when it is the parent of an adopted JVM by then
+            returned = _returned(keeper, wanted.asked(early=early))
+            with _kept.lock:
+                _kept.keeper = None
+                if returned is None:
+                    _kept.thread = None  # which waits for the end of the JVM, and keeps no other from being started
     except Exception as error:
         _log.warning("No standby is kept: %s", error)
+        return
+    if returned is None:
         return
     if early and (returned < 0 or returned == UNASKED):
         _kept.next_at = time.monotonic() + _UNASKED_FOR
         _log.info("No run has asked for the JVM that was launched with it; for an hour none is launched.")
     elif returned > 0:
         _log.warning("The standby has ended with %d; %s says why.", returned, log)
+
+
+def _returned(keeper: subprocess.Popen[bytes], asked: bytes) -> int | None:
+    """How a keeper that was asked for a JVM has ended; ``None`` if a run has adopted the JVM."""
+    if keeper.stdin is None or keeper.stdout is None:
+        return keeper.wait()
+    keeper.stdin.write(asked)
+    keeper.stdin.flush()
+    return None if keeper.stdout.read() == TAKEN else keeper.wait()

@@ -4,6 +4,7 @@
 
 The JVM ends when nobody holds the other end of its standard input. This program holds that end, and gives it to the
 first process of the same user that connects to its socket. So a JVM has one owner at any moment, and ends with it.
+Then the keeper becomes :mod:`~dagster_ckpt.spark.standby.jvm_parent`, which tells that owner how the JVM ends.
 Standard input is a pipe from the driver that wants the standby: the pipe ends when the driver is gone.
 
 An early JVM is one for a run that is launched at this moment. It is not warmed up, and the pipe is from the sensor that
@@ -36,10 +37,12 @@ from dagster_ckpt.spark.jvm import (
     run_small_query,
     with_archive,
 )
+from dagster_ckpt.spark.standby import jvm_parent
 from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TAKEN, UNADOPTED, UNASKED, pump
 from dagster_ckpt.spark.standby.place import directory
 
 _LOOK = 1.0
+_SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_GO = "1000"
 #: The warm-up needs no cluster, no port that a job may want, and none of the user's listeners and plugins.
 _WARM_UP = {
@@ -81,8 +84,8 @@ def main() -> int:
         except BlockingIOError:
             return 0  # another driver has one like it
         driver = _Driver()
-        if (score := Path("/proc/self/oom_score_adj")).exists():
-            score.write_text(_FIRST_TO_GO, encoding="ascii")
+        score = _SCORE.read_text(encoding="ascii")
+        _SCORE.write_text(_FIRST_TO_GO, encoding="ascii")
         mark_children()
         output, said = os.pipe()
         enough, stop = os.pipe()
@@ -110,7 +113,10 @@ def main() -> int:
         os.write(stop, b".")
         pumping.join()
         with connection:
-            return _hand_over(connection, gateway, output)
+            if not _is_handed_over(connection, gateway, output):
+                return 1
+            _stay_as_parent(gateway.proc.pid, connection, score)
+    return 0
 
 
 def _start(conf: dict[str, str], said: int, *, archive: bool, early: bool) -> Any:
@@ -178,14 +184,35 @@ def _await(listener: socket.socket, jvm: Any, driver: _Driver, until: float = ma
     return None
 
 
-def _hand_over(connection: socket.socket, gateway: Any, output: int) -> int:
-    """Give the JVM away, and stay its parent until the run has seen that it is what it should be."""
+def _is_handed_over(connection: socket.socket, gateway: Any, output: int) -> bool:
+    """Give the JVM away; whether the run has seen that the JVM is what it should be."""
     parameters, jvm = gateway.gateway_parameters, gateway.proc
     told = {"pid": jvm.pid, "port": parameters.port, "secret": parameters.auth_token}
     held = array.array("i", [jvm.stdin.fileno(), output])
     connection.settimeout(3 * PATIENCE)
     connection.sendmsg([json.dumps(told).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])
-    return 0 if connection.recv(len(TAKEN)) == TAKEN else 1
+    return connection.recv(len(TAKEN)) == TAKEN
+
+
+def _stay_as_parent(jvm: int, connection: socket.socket, score: str) -> None:
+    """Become the program that tells the run how its JVM ends; this function returns only if that is impossible.
+
+    Args:
+        jvm: the process.
+        connection: to the run.
+        score: how early the kernel should end this process when memory runs out: not before the JVM.
+    """
+    with contextlib.suppress(OSError):
+        os.write(1, TAKEN)
+    with contextlib.suppress(OSError):
+        _SCORE.write_text(score, encoding="ascii")
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for end in (0, 1):  # of the pipes to the process that wanted the standby
+            os.dup2(nowhere, end)
+        connection.set_inheritable(True)
+        program = [sys.executable, "-I", "-S", jvm_parent.__file__, str(jvm), str(connection.fileno())]
+        os.execv(sys.executable, program)  # noqa: S606 - this Python, with a file of this package
 
 
 if __name__ == "__main__":

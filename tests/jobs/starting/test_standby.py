@@ -16,6 +16,7 @@ import pytest
 
 from dagster_ckpt.checkpoint import StartTrace
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE
+from dagster_ckpt.spark.standby import jvm_parent
 from tests.jobs.harness import Bench, deduplicated, eventually
 from tests.jobs.starting.standby_job import LAST, VARIABLE
 
@@ -38,6 +39,7 @@ with dg.DagsterInstance.ephemeral() as instance:
 _ASKS = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
+from pyspark import SparkContext
 from tests.jobs.starting.standby_job import spark
 print("ready", flush=True)
 sys.stdin.readline()
@@ -45,6 +47,7 @@ print(spark.start_jvm("tiny"), flush=True)
 if sys.argv[1] == "keeps":
     spark.help_next_start()
 sys.stdin.readline()
+print(SparkContext._gateway.proc.wait())
 """
 #: A process that launches a run, and the JVM of that run with it.
 _LAUNCHES = """
@@ -229,6 +232,9 @@ def test_a_run_goes_on_in_the_jvm_that_was_launched_with_it_and_waits_for_its_st
         launches.kill()
         eventually("the keeper ends", lambda: not host.processes("dagster_ckpt.spark.standby.keeper"))
         assert not _is_gone(jvm)
+        parent = jvm.parent()
+        assert parent is not None
+        assert jvm_parent.__file__ in parent.cmdline(), "it tells the run how the JVM ends"
         run.kill()
         eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
 
@@ -274,6 +280,14 @@ def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host:
         assert not _is_gone(jvm)
         (one, other)[said.index("True")].kill()
         eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+
+
+@pytest.mark.exhaustive
+def test_a_run_hears_how_its_adopted_jvm_has_ended(host: Host) -> None:
+    with host.kept() as jvm, host.process("-c", _ASKS, "") as run:
+        assert _asked(run) == "True"
+        jvm.kill()
+        assert run.communicate("\n", timeout=60)[0] == f"{-signal.SIGKILL}\n"
 
 
 @pytest.mark.exhaustive

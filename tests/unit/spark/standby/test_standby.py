@@ -7,9 +7,10 @@ import gc
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.spark.jvm import lost_jvm
 from dagster_ckpt.spark.standby import adopted_jvm, adopting, place
 from dagster_ckpt.spark.standby.adopted_jvm import AdoptedJvm, RefusedError, adopt
 from dagster_ckpt.spark.standby.handover import UNASKED
@@ -226,32 +228,88 @@ def test_the_log_says_when_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog
     assert "no standby of this configuration waits" in caplog.text
 
 
-def test_a_jvm_of_another_parent_is_held_like_ones_own() -> None:
+#: A parent that starts a "JVM", and becomes what a keeper becomes when its JVM is adopted.
+_PARENT = """
+import os, socket, subprocess, sys
+from dagster_ckpt.spark.standby import keeper
+ends = "import sys; line = sys.stdin.readline(); sys.exit(3 if line else 0)"
+jvm = subprocess.Popen([sys.executable, "-c", ends], stdin=int(sys.argv[1]), stdout=subprocess.DEVNULL)
+print(jvm.pid, flush=True)
+keeper._stay_as_parent(jvm.pid, socket.socket(fileno=int(sys.argv[2])), "0")
+"""
+
+
+@contextmanager
+def _adopted() -> Iterator[tuple[AdoptedJvm, subprocess.Popen[str]]]:
+    """A "JVM" of another parent, and that parent."""
     read, write = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=read) as process:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(read), str(theirs.fileno())],
+        cwd=ROOT,
+        pass_fds=[read, theirs.fileno()],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
         os.close(read)
-        jvm = AdoptedJvm(process.pid, write)
+        theirs.close()
+        assert parent.stdout is not None
+        jvm = AdoptedJvm(int(parent.stdout.readline()), write, ours)
+        assert parent.stdout.read() == "taken", "whoever wanted the standby is told"
+        try:
+            yield jvm, parent
+        finally:
+            jvm.kill()
+            jvm.stdin.close()
+            parent.kill()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "how"),
+    [
+        (lambda jvm: jvm.kill(), -signal.SIGKILL, "it was killed by SIGKILL, as the kernel does to a process when"),
+        (lambda jvm: jvm.stdin.write(b"\n"), 3, "it ended with exit code 3"),
+    ],
+    ids=["killed", "ended"],
+)
+def test_a_jvm_of_another_parent_is_held_like_ones_own(
+    end: Callable[[AdoptedJvm], object], code: int, how: str
+) -> None:
+    with _adopted() as (jvm, parent):
         assert jvm.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             jvm.wait(0.01)
+        assert psutil.Process(parent.pid).memory_info().rss < 20_000_000, "it stays for as long as the JVM"
+        end(jvm)
+        assert jvm.wait() == jvm.poll() == jvm.returncode == code
+        assert how in lost_jvm._ending(jvm)  # type: ignore[arg-type]
+        jvm.kill()
+        assert parent.wait(60) == 0
+
+
+def test_the_end_of_a_jvm_whose_parent_is_gone_is_seen_and_not_explained() -> None:
+    with _adopted() as (jvm, parent):
+        parent.kill()
+        parent.wait()
+        assert jvm.poll() is None
         jvm.kill()
         jvm.wait()
         assert jvm.poll() is not None
-        jvm.kill()
-        assert process.wait() == -signal.SIGKILL
-        jvm.stdin.close()
+        assert lost_jvm._ending(jvm) == "it has ended; its error output says why"  # type: ignore[arg-type]
 
 
 def test_a_jvm_that_is_let_go_ends_and_leaves_no_open_file() -> None:
     before = _open_files()
     read, write = os.pipe()
     said, output = os.pipe()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=read, stdout=output, stderr=output) as process:
         os.close(read)
         os.close(output)
-        jvm = AdoptedJvm(process.pid, write)
+        theirs.close()
+        jvm = AdoptedJvm(process.pid, write, ours)
         assert jvm.poll() is None
-        del jvm
+        del jvm, ours
         gc.collect()
         try:
             process.wait(60)
