@@ -18,7 +18,7 @@ from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
 from dagster_ckpt.spark.query import find_programs, jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
 from dagster_ckpt.spark.standby.handover import TAKEN, UNADOPTED, UNASKED, WAIT
-from dagster_ckpt.spark.standby.place import Standby, directory
+from dagster_ckpt.spark.standby.place import Standby, directory, is_kept
 
 __all__ = ["adopt_standby", "end_standby", "keep_standby", "launch_early"]
 
@@ -134,7 +134,8 @@ def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_a
             except OSError as error:  # the run tells why
                 _log.info("The JVM of %s is started by its run: %s", app_name, error)
                 return
-            if not (directory() / f"{wanted.name}.sock").exists():  # else a standby waits
+            waits = (directory() / f"{wanted.name}.sock").exists() and is_kept(wanted.name)
+            if not waits:  # else a standby does
                 _keep(wanted, early=True)
 
         _kept.thread = threading.Thread(target=launch, name="dagster-ckpt-early-jvm", daemon=True)

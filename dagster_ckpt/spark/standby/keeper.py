@@ -39,7 +39,7 @@ from dagster_ckpt.spark.jvm import (
 )
 from dagster_ckpt.spark.standby import jvm_parent
 from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TAKEN, UNADOPTED, UNASKED, pump
-from dagster_ckpt.spark.standby.place import directory
+from dagster_ckpt.spark.standby.place import directory, sweep
 
 _LOOK = 1.0
 _SCORE = Path("/proc/self/oom_score_adj")
@@ -102,6 +102,7 @@ def main() -> int:
             gateway = _start(asked["conf"], said, archive=asked["class_archive"], early=asked["early"])
             os.close(said)
             hung.cancel()
+            sweep()
             if listener is None:
                 _warm_up(gateway, directory() / f"{name}.warm")
                 driver.is_warm = True

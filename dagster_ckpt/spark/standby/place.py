@@ -8,12 +8,16 @@ this user can list the directory.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import json
 import os
 import re
+import shutil
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,13 +28,15 @@ from dagster_ckpt.filesystem import default_root
 from dagster_ckpt.spark.jvm import java_and_spark
 from dagster_ckpt.version import __version__
 
-__all__ = ["Standby", "directory"]
+__all__ = ["Standby", "directory", "is_kept", "sweep"]
 
 #: Variables that differ from run to run, or that Dagster sets in runs alone (for Snowflake), and tell the JVM nothing.
 _OF_A_RUN = ("PYSPARK_GATEWAY", DRIVER_VARIABLE, "SF_PARTNER")
 #: Keys of a conf, and variables, that name files or directories which the JVM reads.
 _FILES = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles", "spark.driver.extraClassPath")
 _DIRECTORIES = ("SPARK_CLASSPATH", "SPARK_DIST_CLASSPATH", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+#: Seconds after which the files of a keeper that is gone are deleted: each boot and each environment has other names.
+_UNUSED = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,28 @@ def _environment() -> Mapping[str, str]:
 def directory() -> Path:
     """Where the standbys of this user listen."""
     return default_root() / "standby"
+
+
+def is_kept(name: str) -> bool:
+    """Whether a keeper of a standby with this name lives: it holds a lock. One that was killed leaves its files."""
+    try:
+        with (directory() / f"{name}.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def sweep() -> None:
+    """Delete the files of keepers that have begun long ago and are gone."""
+    for lock in directory().glob("*.lock"):
+        with contextlib.suppress(OSError):  # another process sweeps, too
+            if time.time() - lock.stat().st_mtime > _UNUSED and not is_kept(lock.stem):
+                shutil.rmtree(lock.with_suffix(".warm"), ignore_errors=True)
+                for left in (".sock", ".log", ".lock"):
+                    lock.with_suffix(left).unlink(missing_ok=True)
 
 
 def _files(named: str) -> list[tuple[str, int, int]]:

@@ -115,6 +115,59 @@ def test_a_killed_keeper_leaves_a_socket_and_no_standby(home: Path) -> None:
     assert adopt("it") is None
 
 
+#: Holds the lock of a keeper.
+_HOLDS = (
+    "import fcntl, sys; lock = open(sys.argv[1], 'wb'); fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); input()"
+)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as keeper:
+        assert keeper.stdout is not None
+        keeper.stdout.readline()
+        try:
+            yield
+        finally:
+            keeper.kill()
+
+
+def test_a_jvm_is_launched_with_a_run_also_where_a_killed_standby_has_left_its_socket(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr(adopting, "_keep", lambda wanted, early: started.append((wanted.name, early)))
+    monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
+    monkeypatch.setattr(Standby, "of", lambda conf, class_archive: Standby("it", conf, {}, class_archive))
+
+    def launched() -> int:
+        adopting.launch_early("job", "local[1]", {}, class_archive=False)
+        assert kept.thread is not None
+        kept.thread.join()
+        return len(started)
+
+    (home / "it.sock").touch()
+    with _locked(home / "it.lock"):
+        assert launched() == 0, "the standby waits"
+    assert launched() == 1
+
+
+def test_what_keepers_have_left_goes_after_a_month(home: Path) -> None:
+    for name in ("gone", "alive", "new"):
+        (home / f"{name}.warm").mkdir()
+        (home / f"{name}.warm" / "part").touch()
+        for suffix in ("sock", "log", "lock"):
+            (home / f"{name}.{suffix}").touch()
+    with _locked(home / "alive.lock"):
+        for name in ("gone", "alive"):
+            os.utime(home / f"{name}.lock", (1, 1))
+        place.sweep()
+        left = {path.name for path in home.iterdir()}
+    assert left == {f"{name}.{suffix}" for name in ("alive", "new") for suffix in ("warm", "sock", "log", "lock")}
+
+
 def test_no_standby_is_taken_from_a_directory_that_others_can_enter(home: Path) -> None:
     with _keeper(""):
         home.chmod(0o711)
