@@ -111,6 +111,7 @@ def main() -> int:
         (directory() / f"{name}.sock").unlink(missing_ok=True)  # no other run may wait for this JVM
         if connection is None:
             return UNASKED if time.monotonic() >= until else 0
+        driver.is_warm = True  # the JVM is a run's, whoever is gone now
         os.write(stop, b".")
         pumping.join()
         with connection:
