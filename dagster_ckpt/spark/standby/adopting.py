@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
@@ -43,6 +44,21 @@ class _Kept:
         self.keeper: subprocess.Popen[bytes] | None = None
         self.thread: threading.Thread | None = None
         self.next_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another keeper may be started now."""
+        alive = self.thread is not None and self.thread.is_alive()
+        return not alive and time.monotonic() >= self.next_at
+
+    def begin(self, keep: Callable[[], None]) -> None:
+        """Start a keeper, and wait for it, on a thread: the directory may hang, and this thread drives a job."""
+        self.thread = threading.Thread(target=keep, name="dagster-ckpt-standby", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self.thread = None
+            _log.warning("No standby is kept: %s", error)
 
 
 _kept = _Kept()
@@ -100,17 +116,9 @@ def keep_standby() -> None:
     One that ends unadopted is not started again for some minutes.
     """
     with _kept.lock:
-        alive = _kept.thread is not None and _kept.thread.is_alive()
-        if _kept.wanted is None or alive or time.monotonic() < _kept.next_at:
-            return
-        _kept.next_at = time.monotonic() + UNADOPTED
-        # The directory may hang, and this is the thread on which a job is driven.
-        _kept.thread = threading.Thread(target=_keep, args=(_kept.wanted,), name="dagster-ckpt-standby", daemon=True)
-        try:
-            _kept.thread.start()
-        except RuntimeError as error:
-            _kept.thread = None
-            _log.warning("No standby is kept: %s", error)
+        if _kept.wanted is not None and _kept.is_due:
+            _kept.next_at = time.monotonic() + UNADOPTED
+            _kept.begin(partial(_keep, _kept.wanted))
 
 
 def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool) -> None:
@@ -123,26 +131,20 @@ def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_a
     """
     if sys.platform != "linux":
         return
-    with _kept.lock:
-        alive = _kept.thread is not None and _kept.thread.is_alive()
-        if alive or time.monotonic() < _kept.next_at:
-            return
 
-        def launch() -> None:
-            try:
-                wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
-            except OSError as error:  # the run tells why
-                _log.info("The JVM of %s is started by its run: %s", app_name, error)
-                return
-            waits = (directory() / f"{wanted.name}.sock").exists() and is_kept(wanted.name)
-            if not waits:  # else a standby does
-                _keep(wanted, early=True)
-
-        _kept.thread = threading.Thread(target=launch, name="dagster-ckpt-early-jvm", daemon=True)
+    def launch() -> None:
         try:
-            _kept.thread.start()
-        except RuntimeError:
-            _kept.thread = None
+            wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
+        except OSError as error:  # the run tells why
+            _log.info("The JVM of %s is started by its run: %s", app_name, error)
+            return
+        waits = (directory() / f"{wanted.name}.sock").exists() and is_kept(wanted.name)
+        if not waits:  # else a standby does
+            _keep(wanted, early=True)
+
+    with _kept.lock:
+        if _kept.is_due:
+            _kept.begin(launch)
 
 
 def end_standby() -> None:

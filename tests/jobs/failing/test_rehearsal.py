@@ -56,11 +56,7 @@ def _rehearsed(waiting: Waiting, state: str) -> None:
 def _taken_over(waiting: Waiting, wait: Callable[[], Any]) -> None:
     """The run is dead, and the standby goes on: exactly, and as the run of the job."""
     waiting.beat(alive=False)
-    assert wait().success
-    waiting.bench.assert_exact()
-    claim = waiting.records.epochs.read_claim(waiting.records.epochs.highest())
-    assert claim is not None
-    assert claim.run_id == waiting.standby
+    waiting.assert_taken_over(wait())
 
 
 def _marked(rows: DataFrame, marks: Path, hold: Path | None = None) -> DataFrame:

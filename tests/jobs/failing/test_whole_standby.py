@@ -43,12 +43,8 @@ def test_it_takes_over_a_dead_run_as_the_sensor_would_resume_it(waiting: Waiting
     wait = waiting.start()
     assert waiting.records.epochs.highest() == 1
     waiting.beat(alive=False)
-    done = wait()
-    assert done.success
-    waiting.bench.assert_exact()
-    claim = waiting.records.epochs.read_claim(2)
-    assert claim is not None
-    assert (claim.run_id, claim.series) == (waiting.standby, waiting.claim.series)
+    claim = waiting.assert_taken_over(done := wait())
+    assert (claim.epoch, claim.series) == (2, waiting.claim.series)
     (failure,) = waiting.records.failures.of(claim.series)
     assert failure.run_id == waiting.run_id
     dead = waiting.instance.get_run_by_id(waiting.run_id)
@@ -68,11 +64,8 @@ def test_it_takes_over_from_another_host_once_the_lease_is_over(waiting: Waiting
         assert waiting.records.epochs.highest() == 1
     eventually("the standby claims the job", lambda: waiting.records.epochs.highest() == 2)
     assert time.monotonic() - beats[-1] >= lease.timeout
-    assert wait().success
-    waiting.bench.assert_exact()
-    claim = waiting.records.epochs.read_claim(2)
-    assert claim is not None
-    assert claim.run_id == waiting.standby
+    claim = waiting.assert_taken_over(wait())
+    assert claim.epoch == 2
     (failure,) = waiting.records.failures.of(claim.series)
     assert failure.run_id == waiting.run_id
 
@@ -134,11 +127,7 @@ def test_it_waits_on_when_another_run_was_faster(waiting: Waiting) -> None:
     assert [sign.run_id for sign in waiting.standbys.all()] == [waiting.standby], "it waits on"
     assert waiting.records.epochs.highest() == waiting.claim.epoch
     waiting.beat(alive=False)
-    assert wait().success
-    waiting.bench.assert_exact()
-    claim = waiting.records.epochs.read_claim(waiting.records.epochs.highest())
-    assert claim is not None
-    assert claim.run_id == waiting.standby
+    waiting.assert_taken_over(wait())
 
 
 def test_it_has_fetched_the_newest_checkpoint_before_it_takes_over(spark: SparkSession, tmp_path: Path) -> None:

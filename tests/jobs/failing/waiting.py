@@ -148,6 +148,15 @@ class Waiting:
         assert run is not None
         return dict(run.tags)
 
+    def assert_taken_over(self, done: Any) -> Claim:
+        """The standby has ended well and exactly, as the run of the job; its claim."""
+        assert done.success
+        self.bench.assert_exact()
+        claim = self.records.epochs.read_claim(self.records.epochs.highest())
+        assert claim is not None
+        assert claim.run_id == self.standby
+        return claim
+
     def assert_left_alone(self, done: Any) -> None:
         """The standby ended well, and nothing was claimed or materialized."""
         assert done.success

@@ -86,20 +86,27 @@ def _version(log: Path, options: str, class_path: str = "") -> int:
     return log.read_text().count(_FROM_ARCHIVE)
 
 
-@pytest.mark.exhaustive
-def test_the_jvm_starts_beside_the_claim_and_from_the_archive(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "classes.log"
-    monkeypatch.setenv(CACHE_VARIABLE, str(made))
-    monkeypatch.setenv(OPTIONS_VARIABLE, f"{os.environ[OPTIONS_VARIABLE]} -Xlog:class+load:file={log}")
+def _run_with(cache: Path, program: str, root: Path) -> tuple[str, list[str]]:
+    """Run a program that starts a JVM; what it said, and one line for each class that the JVM has loaded."""
+    log = root / "classes.log"
+    options = f"{os.environ[OPTIONS_VARIABLE]} -Xlog:class+load:file={log}"
     done = subprocess.run(
-        [sys.executable, "-c", _JOB, str(tmp_path / "job")], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(root / "data")],
+        cwd=ROOT,
+        env={**os.environ, CACHE_VARIABLE: str(cache), OPTIONS_VARIABLE: options},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    steps = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("told"))[4:])
+    return done.stdout, log.read_text().splitlines()
+
+
+@pytest.mark.exhaustive
+def test_the_jvm_starts_beside_the_claim_and_from_the_archive(made: Path, tmp_path: Path) -> None:
+    said, loaded = _run_with(made, _JOB, tmp_path)
+    steps = json.loads(next(line for line in said.splitlines() if line.startswith("told"))[4:])
     assert steps["JVM"][0] < steps["claim"][1], "the JVM began to start before the claim ended"
-    loaded = log.read_text().splitlines()
     of_spark = [line for line in loaded if " org.apache.spark." in line and "Lambda" not in line and "$$" not in line]
     from_archive = [line for line in of_spark if _FROM_ARCHIVE in line]
     assert len(from_archive) > 0.8 * len(of_spark) > 1000
@@ -121,21 +128,8 @@ stream.trigger(availableNow=True).start().awaitTermination()
 
 
 @pytest.mark.exhaustive
-def test_the_archive_knows_streams_of_several_formats_and_operators(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "classes.log"
-    monkeypatch.setenv(CACHE_VARIABLE, str(made))
-    monkeypatch.setenv(OPTIONS_VARIABLE, f"{os.environ[OPTIONS_VARIABLE]} -Xlog:class+load:file={log}")
-    done = subprocess.run(
-        [sys.executable, "-c", _READS_LINES, str(tmp_path / "in")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    loaded = log.read_text().splitlines()
+def test_the_archive_knows_streams_of_several_formats_and_operators(made: Path, tmp_path: Path) -> None:
+    _, loaded = _run_with(made, _READS_LINES, tmp_path)
     for name in ("UnivocityParser", "CsvOutputWriter", "StreamingDeduplicateExec", "janino.SimpleCompiler"):
         (line,) = (line for line in loaded if f".{name} source: " in line)
         assert _FROM_ARCHIVE in line
