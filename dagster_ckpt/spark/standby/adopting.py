@@ -197,4 +197,4 @@ def _returned(keeper: subprocess.Popen[bytes], asked: bytes) -> int | None:
         return keeper.wait()
     keeper.stdin.write(asked)
     keeper.stdin.flush()
-    return None if keeper.stdout.read() == TAKEN else keeper.wait()
+    return None if keeper.stdout.read().endswith(TAKEN) else keeper.wait()
