@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
-from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat, JobRecords
-from dagster_ckpt.checkpoint.format import CHANGED, CONTROL_DIR, CheckpointMetadata, checkpoint_id
+from dagster_ckpt.checkpoint.control import (
+    Claim,
+    End,
+    FailedCheckpoints,
+    Failure,
+    Heartbeat,
+    HeartbeatFile,
+    JobRecords,
+)
+from dagster_ckpt.checkpoint.format import CHANGED, CONTROL_DIR, METADATA_FILE_NAME, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.checkpoint.one_look import OneLook
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.errors import CheckpointError, StorageError
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.garbage_collector import without_collection
 
 __all__ = ["JobState", "job_state", "states_of_jobs"]
 
@@ -111,6 +121,11 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
     Raises:
         StorageError: the storage failed. A job whose directory is closed to this user is UNREADABLE instead.
     """
+    with without_collection():
+        return _states(filesystem, names, clock)
+
+
+def _states(filesystem: FileSystem, names: Sequence[str], clock: Clock) -> list[JobState | None]:
     glances = {name: OneLook(filesystem, name) for name in names}
     try:
         _ask_together(filesystem, glances)
@@ -139,13 +154,18 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
 
 
 def _ask_together(filesystem: FileSystem, glances: Mapping[str, OneLook]) -> None:
-    """Ask for the listings of all jobs, and then for the heartbeats and for the newest records that are listed."""
+    """Ask for what a look at a job that runs well needs, for all jobs at once.
+
+    First for the listings, then for the heartbeats and the newest records that are listed, and last for the newest
+    checkpoints that the heartbeats name.
+    """
     directories = [(name, f"{name}/{CONTROL_DIR}{below}") for name in glances for below in ("", "/epochs")]
     for (name, path), entries in zip(directories, filesystem.list_many([path for _, path in directories]), strict=True):
         glances[name].know(listed={path: entries})
-    files = [(name, path) for name, glance in glances.items() for path in _newest_records(glance, name)]
-    for (name, path), data in zip(files, filesystem.read_many([path for _, path in files]), strict=True):
-        glances[name].know(read={path: data})
+    for paths_of in (_newest_records, _newest_manifest):
+        files = [(name, path) for name, glance in glances.items() for path in paths_of(glance, name)]
+        for (name, path), data in zip(files, filesystem.read_many([path for _, path in files]), strict=True):
+            glances[name].know(read={path: data})
 
 
 def _newest_records(glance: OneLook, name: str) -> Iterator[str]:
@@ -156,6 +176,14 @@ def _newest_records(glance: OneLook, name: str) -> Iterator[str]:
         newest = max(names)
         for kind in names[newest] - {"settled"}:
             yield epochs.claim_path(newest) + ("" if kind == "claim" else f".{kind}")
+
+
+def _newest_manifest(glance: OneLook, name: str) -> Iterator[str]:
+    """The path of the manifest that the heartbeat names, if there is one."""
+    with suppress(CheckpointError):  # whoever looks at the job tells
+        beat = HeartbeatFile(glance, name).read()
+        if beat is not None and beat.completed is not None:
+            yield f"{name}/{beat.completed.checkpoint}/{METADATA_FILE_NAME}"
 
 
 def _looked(catalog: CheckpointCatalog, clock: Clock) -> JobState:

@@ -6,7 +6,7 @@ import math
 
 from dagster_ckpt.clock import Clock
 
-__all__ = ["unchanged_for"]
+__all__ = ["last_seen", "unchanged_for"]
 
 #: The state seen last, since when and when last in monotonic seconds, by the name of what was looked at.
 _seen: dict[tuple[str, ...], tuple[object, float, float]] = {}
@@ -30,3 +30,16 @@ def unchanged_for(
         asked = since = clock.monotonic()
     _seen[what] = (state, since, asked)
     return max(asked - since, 0.0)
+
+
+def last_seen(what: tuple[str, ...]) -> tuple[float, float] | None:
+    """Since when the last state of something was seen, and when it was looked at last; ``None`` for never.
+
+    Args:
+        what: names the thing, as for :func:`unchanged_for`.
+
+    Returns:
+        two times on the monotonic clock.
+    """
+    found = _seen.get(what)
+    return None if found is None else (found[1], found[2])

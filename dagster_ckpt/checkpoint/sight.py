@@ -27,6 +27,8 @@ __all__ = ["Sight", "look"]
 #: a newer run may have died before its first beat, while the older run still beats. After this time the claim of a job
 #: that is over is read again, too. Each job has its own share of this time, so that not all jobs are asked for at once.
 _ANEW = 10.0
+#: In a bucket the next claim is asked for instead, and the epochs are listed after so many seconds.
+_LISTED = 3600.0
 #: Seconds between two ticks of a sensor: a run that beats as often is looked at by each tick.
 _TICK = 5.0
 
@@ -43,8 +45,9 @@ class Sight:
         heartbeat: that the look has read, ``None`` for none.
         asked: on the monotonic clock, when the heartbeat was asked for.
         attendance: who attends the driver of a run that lives; ``None`` for a driver that is the run's own process.
-        anew_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says, and the
+        anew_at: on the monotonic clock; from then on the next claim is asked for, whatever the heartbeat says, and the
             claim of a job that is over is read again.
+        list_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says.
     """
 
     claim: Claim
@@ -55,6 +58,7 @@ class Sight:
     heartbeat: Heartbeat | None
     asked: float
     attendance: Attendance | None = None
+    list_at: float = 0.0
 
     @property
     def is_attended(self) -> bool:
@@ -87,6 +91,8 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     """
     if before is not None and _rests(before, records, clock):
         return before
+    if before is not None and before.dead is None and before.choice is not None:
+        before = _still_newest(before, records, clock)
     if before is not None and before.dead is None and before.choice is not None and clock.monotonic() < before.anew_at:
         asked = clock.monotonic()
         heartbeat = records.heartbeat.read()
@@ -122,7 +128,16 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     # A driver is submitted before its claim, so what was no such driver at an earlier look never becomes one.
     submitted = dead is None and (known is None or known.dead is not None or known.attendance is not None)
     attendance = attendance_of(records, claim, clock) if submitted else None
-    return Sight(claim, choice, end, dead, _anew_at(claim, clock, heartbeat), heartbeat, asked, attendance)
+    anew_at = _anew_at(claim, clock, heartbeat)
+    list_at = clock.monotonic() + _LISTED if records.filesystem.is_distant else anew_at
+    return Sight(claim, choice, end, dead, anew_at, heartbeat, asked, attendance, list_at)
+
+
+def _still_newest(before: Sight, records: JobRecords, clock: Clock) -> Sight:
+    """The last look, for longer if the epochs need not be listed to see that its claim is still the newest."""
+    if not before.anew_at <= clock.monotonic() < before.list_at or records.epochs.is_followed(before.claim.epoch):
+        return before
+    return replace(before, anew_at=min(before.list_at, _anew_at(before.claim, clock, before.heartbeat)))
 
 
 def _is_of(heartbeat: Heartbeat, claim: Claim) -> bool:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 CHECK = "healthy"
 #: Seconds between two looks of a run at its own job; in a bucket, where a look costs some listings, the second figure
 #: holds while the job is healthy and nothing happens.
-_LOOK, _QUIET = 60.0, 1800.0
+_LOOK, _QUIET = 60.0, 3600.0
 _HOUR = 3600.0
 
 

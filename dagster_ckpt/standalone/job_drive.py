@@ -51,6 +51,10 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks for a request to cancel the run, where a look costs nothing.
 _LOOK = 2.0
+#: Seconds by which the query's watch may be late to listen to the bell.
+_LATE = 5.0
+#: After so many looks of that watch the request is read though nobody has rung: an earlier release does not ring.
+_UNRUNG_LOOKS = 30
 
 
 def run(
@@ -264,13 +268,30 @@ class _Cancellation:
         self._run_id = run_id
         self._clock = clock
         self._every = lease.look(_LOOK, catalog.filesystem)
-        self._looked_at = clock.monotonic()
+        self._looked_at, self._has_read = clock.monotonic(), False
 
     def look(self) -> None:
-        """Look for a request from time to time."""
-        if self._clock.monotonic() - self._looked_at < self._every:
+        """Look for a request from time to time, and at once when somebody has rung."""
+        now = self._clock.monotonic()
+        if now - self._looked_at < self._rest(now):
             return
-        self._looked_at = self._clock.monotonic()
+        self._looked_at, self._has_read = now, False
         with contextlib.suppress(OSError, CheckpointError):  # who asks sees that nothing happens, and asks again
-            if self.run is not None and self._requests.is_to_cancel(self._run_id):
-                self.run.cancel()
+            if self.run is not None:
+                if self._requests.is_to_cancel(self._run_id):
+                    self.run.cancel()
+                self._has_read = True
+
+    def _rest(self, now: float) -> float:
+        """Seconds from the last look to the next one.
+
+        The query's own watch listens to the bell as often. While it does, another read tells nothing more, except of
+        an asker of an earlier release.
+        """
+        heard = self._requests.heard()
+        if heard is None or not self._has_read:
+            return self._every
+        rung_at, listened_at = heard
+        if rung_at >= self._looked_at:
+            return 0.0
+        return self._every * (_UNRUNG_LOOKS if now - listened_at <= self._every + _LATE else 1)

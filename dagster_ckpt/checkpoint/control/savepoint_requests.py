@@ -12,7 +12,7 @@ In a bucket a listing costs as much as a dozen reads. So whoever asks there ring
 is replaced, and the driver lists the requests only when the bell has changed.
 
 ``control/requests/cancel`` asks one run, which it names, to end the job. The end of the job is the answer, so a request
-that is left behind is without effect.
+that is left behind is without effect. Who asks for that rings, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +44,8 @@ from dagster_ckpt.checkpoint.format import (
     encode_record,
     read_record,
 )
+from dagster_ckpt.checkpoint.seen import last_seen, unchanged_for
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
@@ -247,14 +250,14 @@ class SavepointRequests:
         self._directory = f"{job_name}/{CONTROL_DIR}/requests"
         self._cancel = f"{self._directory}/cancel"
         self._bell = f"{self._directory}/bell"
+        self._heard = (filesystem.url, job_name, "bell")
         self._epochs = Epochs(filesystem, job_name)
 
     def ask(self, request: SavepointRequest) -> None:
         """Record a request."""
         path = self._path(request.token)
         self._filesystem.create(path, encode_record(request, path))
-        if self._filesystem.is_distant:
-            self._filesystem.replace(self._bell, encode_record(_Bell(request.token), self._bell))
+        self._ring(request.token)
 
     def bell(self) -> bytes | None:
         """What changes with each request; ``None`` where a listing costs nothing, and nobody rings.
@@ -262,6 +265,20 @@ class SavepointRequests:
         Read it before the requests: a request that the listing lacks rings later.
         """
         return (self._filesystem.read_if_there(self._bell) or b"") if self._filesystem.is_distant else None
+
+    def listen(self, clock: Clock) -> bytes | None:
+        """As :meth:`bell`, for the driver, whose process remembers it for :meth:`heard`."""
+        if (bell := self.bell()) is not None:
+            unchanged_for(self._heard, bell, clock)
+        return bell
+
+    def heard(self) -> tuple[float, float] | None:
+        """When this process has heard that somebody has rung, and when it listened last; ``None`` before the first.
+
+        Returns:
+            two times on the monotonic clock.
+        """
+        return last_seen(self._heard)
 
     def open(self) -> Sequence[SavepointRequest]:
         """The requests without an answer, the oldest first; unreadable ones are left out."""
@@ -353,6 +370,7 @@ class SavepointRequests:
     def ask_to_cancel(self, request: CancelRequest) -> None:
         """Ask a run to end the job; replaces what was asked of another run."""
         self._filesystem.replace(self._cancel, encode_record(request, self._cancel))
+        self._ring(uuid.uuid4().hex)
 
     def is_to_cancel(self, run_id: str) -> bool:
         """Whether a run is asked to end the job.
@@ -367,6 +385,10 @@ class SavepointRequests:
     def forget_cancel(self) -> None:
         """Remove the request to end the job."""
         self._filesystem.remove(self._cancel)
+
+    def _ring(self, token: str) -> None:
+        if self._filesystem.is_distant:
+            self._filesystem.replace(self._bell, encode_record(_Bell(token), self._bell))
 
     def _names(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

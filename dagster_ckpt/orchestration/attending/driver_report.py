@@ -27,7 +27,7 @@ __all__ = ["DriverReport", "Told"]
 
 #: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
 #: was deleted after the newest checkpoint has been listed.
-_LIST, _SELDOM = 30.0, 3600.0
+_LIST, _SELDOM = 30.0, 7200.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _FINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.ABANDONED})
 #: Seconds between two looks beside a driver that tells nothing itself; in a bucket, between two looks at the bell. A
 #: look at a bucket is four listings, so it follows the bell, and comes seldom besides.
-_LOOK, _LOOK_AT_BELL, _SELDOM = 1.0, 300.0, 3600.0
+_LOOK, _LOOK_AT_BELL, _SELDOM = 1.0, 300.0, 7200.0
 #: A living driver takes a request up within so many seconds.
 _SOON = 3.0
 

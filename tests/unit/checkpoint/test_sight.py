@@ -128,8 +128,46 @@ def test_a_bucket_is_asked_once_for_each_beat(quiet: Watched) -> None:
             quiet.beat()
         asked += quiet.look()
     assert asked.count("read heartbeat") == pytest.approx(60, abs=1)
-    assert 6 <= asked.count("list epochs") <= 12
-    assert set(asked) == {"read heartbeat", "list epochs"}
+    assert 6 <= asked.count("read e-0000000002") <= 12
+    assert asked.count("list epochs") <= 1
+    assert set(asked) == {"read heartbeat", "read e-0000000002", "list epochs"}
+
+
+def test_a_newer_run_in_a_bucket_is_seen_within_two_leases_though_the_older_one_beats(quiet: Watched) -> None:
+    quiet.claim()  # and not one beat
+    seconds = 0
+    while quiet.sight is not None and quiet.sight.claim != quiet.claims[-1]:
+        quiet.clock.advance(60)
+        seconds += 60
+        quiet.beat(of=0)
+        quiet.look()
+    assert 300 <= seconds <= 600
+
+
+def test_a_run_in_a_bucket_that_beats_though_its_job_was_swept_hides_the_next_run_for_an_hour_at_most(
+    quiet: Watched,
+) -> None:
+    """The epochs begin with 1 again, so the claim after that of the zombie tells nothing."""
+    quiet.claim()
+    quiet.choose()
+    quiet.beat()
+    quiet.clock.advance(700)
+    quiet.look()
+    assert quiet.sight is not None
+    assert quiet.sight.claim.epoch == 2
+    zombie = quiet.claims[-1]
+    quiet.sweep()
+    quiet.claim()
+    quiet.choose()
+    seconds = 0
+    while quiet.sight is not None and quiet.sight.claim != quiet.claims[-1]:
+        quiet.clock.advance(60)
+        seconds += 60
+        quiet.claims.append(zombie)
+        quiet.beat()
+        quiet.claims.pop()
+        quiet.look()
+    assert seconds <= 3660
 
 
 def test_a_run_that_is_silent_is_dead_a_beat_after_its_lease_at_the_latest(quiet: Watched) -> None:
@@ -300,4 +338,4 @@ def seen(job: Watched, sight: Sight) -> bool:
     assert fresh is not None
     if sight.is_over:
         return (fresh.claim, fresh.end) == (sight.claim, sight.end)
-    return replace(fresh, anew_at=0, asked=0) == replace(sight, anew_at=0, asked=0)
+    return replace(fresh, anew_at=0, asked=0, list_at=0) == replace(sight, anew_at=0, asked=0, list_at=0)

@@ -169,19 +169,19 @@ class TestAJobThatRuns:
         watch.happened(CheckpointFailed(1, "", 1))
         assert looks_within(3600) == 0, "the query has not started"
         watch.began()
-        assert looks_within(3600) == (2 if distant else 60)
+        assert looks_within(3600) == (1 if distant else 60)
         watch.happened(CheckpointDue())
         assert looks_within(600) >= 9, "a checkpoint that is due may be late"
         watch.happened(CheckpointFailed(1, "", 1))
         assert looks_within(600) >= 9
         watch.happened(CheckpointCompleted(job.checkpoint(job.choose(job.claim(run_id())), 1), ()))
         assert looks_within(60) == 1, "soon after the checkpoint"
-        assert looks_within(3600) == (2 if distant else 60)
+        assert looks_within(3600) == (1 if distant else 60)
         watch.beaten(True)
         assert looks_within(600) >= 9, "a driver elsewhere tells by its beats that a checkpoint is due"
         watch.beaten(False)
         assert looks_within(60) == 1
-        assert looks_within(3600) == (2 if distant else 60)
+        assert looks_within(3600) == (1 if distant else 60)
 
     def test_a_storage_that_fails_for_a_moment_is_looked_at_again(self, job: StoredJob) -> None:
         job.beat(job.claim(run_id()), alive=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from unittest.mock import create_autospec
 
@@ -15,17 +16,19 @@ from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import iso
+from dagster_ckpt.errors import StorageError
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import Told
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.standalone.job_drive import _Cancellation
-from dagster_ckpt.testing import FaultInjectingFileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.orchestration.stored_job import run_id
 
 DRIVER = run_id()
+_NAMES = (f"orders-{number}" for number in itertools.count())
 
 
 @pytest.mark.parametrize(
@@ -44,11 +47,13 @@ class Bucket:
 
     def __init__(self) -> None:
         memory, self.clock = MemoryFileSystem(), ManualClock()
+        self.name = next(_NAMES)  # what was seen for how long is remembered by the job's name
         self.storage = FaultInjectingFileSystem(memory)
         self.storage.is_distant = True
-        self.catalog = CheckpointCatalog(self.storage, "orders")
+        self.catalog = CheckpointCatalog(self.storage, self.name)
         #: Of others, whose requests are not counted.
-        self.others = JobRecords(memory, "orders")
+        self.others = JobRecords(memory, self.name)
+        memory.is_distant = True
 
     def asked(self, what: str) -> int:
         """How often the storage was asked for this."""
@@ -71,6 +76,54 @@ def test_a_driver_that_is_to_be_canceled_sees_that_within_one_look() -> None:
     bucket.catalog.records.savepoint_requests.ask_to_cancel(CancelRequest(DRIVER, 1.0))
     pass_time(60)
     run.cancel.assert_called_once_with()
+
+
+def listening(bucket: Bucket, cancellation: _Cancellation, seconds: int) -> None:
+    """Time passes in which the query's watch listens to the bell."""
+    requests = JobRecords(bucket.storage, bucket.name).savepoint_requests  # of the query, which has records of its own
+    for second in range(seconds):
+        bucket.clock.advance(1)
+        if second % 60 == 30:
+            requests.listen(bucket.clock)
+        cancellation.look()
+
+
+@pytest.mark.parametrize("rings", [True, False], ids=["", "by an earlier release"])
+def test_while_the_query_listens_to_the_bell_a_cancellation_is_read_when_somebody_rings(*, rings: bool) -> None:
+    bucket = Bucket()
+    cancellation = _Cancellation(bucket.catalog, DRIVER, bucket.clock, Lease(60, 300))
+    run = cancellation.run = create_autospec(StreamingRun)
+    listening(bucket, cancellation, 1500)
+    assert bucket.asked("read cancel") <= 2
+    assert bucket.asked("read bell") == 25
+    others = bucket.others.savepoint_requests
+    if not rings:
+        others._ring = lambda token: None  # type: ignore[method-assign]
+    others.ask_to_cancel(CancelRequest(DRIVER, 1.0))
+    listening(bucket, cancellation, 60 if rings else 1800)
+    assert run.cancel.called
+    if not rings:
+        assert bucket.asked("read cancel") <= 4
+
+
+def test_a_cancellation_that_could_not_be_read_is_read_again_soon() -> None:
+    bucket = Bucket()
+    cancellation = _Cancellation(bucket.catalog, DRIVER, bucket.clock, Lease(60, 300))
+    run = cancellation.run = create_autospec(StreamingRun)
+    listening(bucket, cancellation, 300)
+    bucket.others.savepoint_requests.ask_to_cancel(CancelRequest(DRIVER, 1.0))
+    failed: list[str] = []
+
+    def fail_once(operation: Operation) -> Fail | None:
+        if failed or not operation.path.endswith("/cancel"):
+            return None
+        failed.append(str(operation))
+        return Fail(StorageError("away"))
+
+    bucket.storage.plan = fail_once
+    listening(bucket, cancellation, 180)
+    assert failed
+    assert run.cancel.called
 
 
 def beat(bucket: Bucket, claim: Claim, sequence: int) -> None:

@@ -13,7 +13,7 @@ __all__ = ["LOOK", "RequestWatch"]
 LOOK = 1.0
 #: After so many looks, and so many seconds, the requests are listed though nobody has rung: an earlier release does not
 #: ring, nor does an asker that dies before.
-_UNRUNG, _UNRUNG_LOOKS = 60.0, 10
+_UNRUNG, _UNRUNG_LOOKS = 60.0, 30
 
 
 class RequestWatch:
@@ -56,7 +56,7 @@ class RequestWatch:
             OSError: the storage failed; the next look, soon, asks again.
         """
         now = self._clock.monotonic()
-        bell = self._requests.bell()
+        bell = self._requests.listen(self._clock)
         found: Sequence[Asked] = ()
         if bell is None or bell != self._heard or now >= self._list_at:
             self._heard = None
