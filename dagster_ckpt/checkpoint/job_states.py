@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import (
@@ -32,6 +35,8 @@ _RUNNING = "RUNNING"
 _UNREADABLE = "UNREADABLE"
 #: Jobs whose checkpoints are read side by side.
 _AT_ONCE = 64
+#: A process that looks at fewer jobs costs more than it saves; and the most processes.
+_JOBS_OF_A_PROCESS, _MOST_PROCESSES = 250, 4
 _WELL = frozenset({_RUNNING, "FINISHED", "CANCELED"})
 _TO_BE_RESUMED = frozenset({"DEAD", "INTERRUPTED", "RESTARTING"})
 
@@ -111,7 +116,8 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
     """How each of many jobs is doing; ``None`` for a directory without the records of a job.
 
     The records that every look needs are asked for at once, for all jobs. A job that does not look well, or changes
-    meanwhile, is looked at once more, by itself.
+    meanwhile, is looked at once more, by itself. Many jobs of a bucket are shared among processes: what takes long is
+    the work for their requests.
 
     Args:
         filesystem: of all of them.
@@ -121,8 +127,28 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
     Raises:
         StorageError: the storage failed. A job whose directory is closed to this user is UNREADABLE instead.
     """
+    shares = _shares(filesystem, names)
     with without_collection():
-        return _states(filesystem, names, clock)
+        if len(shares) <= 1:
+            return _states(filesystem, names, clock)
+        with ProcessPoolExecutor(len(shares) - 1, get_context("fork")) as processes:
+            others = [processes.submit(_states, filesystem, share, clock) for share in shares[1:]]
+            found = _states(filesystem, shares[0], clock)
+            for share, other in zip(shares[1:], others, strict=True):
+                try:
+                    found += other.result()
+                except Exception:  # whatever befell that process, this one tells what the storage says
+                    found += _states(filesystem, share, clock)
+            return found
+
+
+def _shares(filesystem: FileSystem, names: Sequence[str]) -> Sequence[Sequence[str]]:
+    """The jobs of each process, this one first; one share where a fork is not worth its while, or not safe."""
+    count = min(_MOST_PROCESSES, len(names) // _JOBS_OF_A_PROCESS)
+    if count <= 1 or not filesystem.is_distant or sys.platform != "linux":
+        return [names]
+    size = -(-len(names) // min(count, len(os.sched_getaffinity(0))))
+    return [names[begin : begin + size] for begin in range(0, len(names), size)]
 
 
 def _states(filesystem: FileSystem, names: Sequence[str], clock: Clock) -> list[JobState | None]:

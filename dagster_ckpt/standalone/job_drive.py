@@ -54,7 +54,7 @@ _LOOK = 2.0
 #: Seconds by which the query's watch may be late to listen to the bell.
 _LATE = 5.0
 #: After so many looks of that watch the request is read though nobody has rung: an earlier release does not ring.
-_UNRUNG_LOOKS = 30
+_UNRUNG_LOOKS = 60
 
 
 def run(

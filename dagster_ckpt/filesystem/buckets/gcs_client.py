@@ -78,20 +78,18 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
 
     async def _request(self, *given: Any, **parameters: Any) -> Any:
         """Repeat as gcsfs does; a refusal that answers a repeated request gets a note."""
-        failed: Exception | None
         try:
             return await _in_time(self, *given, **parameters)
         except Exception as error:
-            failed = error
+            first: list[Exception] = [error]
         in_doubt = False
 
         async def asked() -> Any:
             # The first request was sent above: most succeed, and what repeats a request takes long to make.
-            nonlocal failed, in_doubt
+            nonlocal in_doubt
             try:
-                if failed is not None:
-                    failed, first = None, failed
-                    raise first
+                if first:
+                    raise first.pop()
                 return await _in_time(self, *given, **parameters)
             except Exception as error:
                 if in_doubt:

@@ -49,8 +49,8 @@ _TURN = 0.2
 _UNSEEN = 300.0
 #: Seconds without a driver after which this run says that it waits.
 _LONG = 60.0
-#: Timeouts of the lease after which a bucket's epochs are listed, although the driver beats: another driver may have
-#: taken the job over and not beaten yet. The driver itself hears of that at its next write.
+#: Timeouts of the lease after which a bucket is asked for the next claim, although the driver beats: another driver may
+#: have taken the job over and not beaten yet. The driver itself hears of that at its next write.
 _TIMEOUTS = 6
 #: Seconds for which a canceled driver may take to end.
 _GRACE = 120.0
@@ -93,7 +93,8 @@ class Attendant:
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False
-        #: On the monotonic clock: from then on the epochs of a bucket are listed, although the driver beats.
+        #: On the monotonic clock: from then on a bucket is asked for the next claim, although the driver beats; 0 to
+        #: have its epochs listed at once.
         self._list_at = 0.0
 
     def submit(
@@ -264,10 +265,16 @@ class Attendant:
     def _goes_on(self, heartbeat: Heartbeat, asked: float) -> bool:
         """Whether the driver beats as before, so that a bucket need not be asked for its epochs yet."""
         claim = self._claim
-        if claim is None or not self._catalog.filesystem.is_distant or asked >= self._list_at or heartbeat.stopped:
+        if claim is None or not self._catalog.filesystem.is_distant or not self._list_at or heartbeat.stopped:
             return False
         is_own = (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
-        return is_own and self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0] is None
+        if not is_own or self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0] is not None:
+            return False
+        if asked >= self._list_at:
+            if self._records.epochs.is_followed(claim.epoch):
+                return False
+            self._list_at = asked + _TIMEOUTS * self._lease.timeout
+        return True
 
     def _tell(self, heartbeat: Heartbeat | None) -> None:
         try:

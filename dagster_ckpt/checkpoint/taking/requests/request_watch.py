@@ -13,7 +13,7 @@ __all__ = ["LOOK", "RequestWatch"]
 LOOK = 1.0
 #: After so many looks, and so many seconds, the requests are listed though nobody has rung: an earlier release does not
 #: ring, nor does an asker that dies before.
-_UNRUNG, _UNRUNG_LOOKS = 60.0, 30
+_UNRUNG, _UNRUNG_LOOKS = 60.0, 60
 
 
 class RequestWatch:

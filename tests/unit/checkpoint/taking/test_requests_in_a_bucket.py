@@ -33,8 +33,8 @@ def asked(served: Served, seconds: float) -> Counter[str]:
     return Counter(operation.name for operation in served.job.disk.operations[before:])
 
 
-def test_a_quiet_job_costs_one_read_for_each_beat_and_a_listing_for_thirty(served: Served) -> None:
-    assert asked(served, 6000) == {"read": 100, "list": 3}
+def test_a_quiet_job_costs_one_read_for_each_beat_and_a_listing_for_sixty(served: Served) -> None:
+    assert asked(served, 6000) == {"read": 100, "list": 1}
 
 
 def test_with_the_default_lease_too(make: Callable[..., Served]) -> None:
@@ -42,7 +42,7 @@ def test_with_the_default_lease_too(make: Callable[..., Served]) -> None:
     served.job.stream.committed = 3
     served.pass_time(100)
     counted = asked(served, 600)
-    assert counted == {"read": pytest.approx(300, abs=1), "list": pytest.approx(10, abs=1)}
+    assert counted == {"read": pytest.approx(300, abs=1), "list": pytest.approx(5, abs=1)}
 
 
 def test_a_request_is_taken_up_at_the_next_look_and_those_beside_it_right_after(served: Served) -> None:
@@ -74,7 +74,7 @@ def test_a_request_that_did_not_ring_is_taken_up_in_a_while(served: Served, agai
     served.job.memory.create(path, encode_record(request, path))
     if again:
         served.serve(served.job.run, served.job.disk)
-    served.pass_time(1 if again else 1801)
+    served.pass_time(1 if again else 3601)
     assert served.holds(request.token) == 3
 
 
