@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import statistics
 import subprocess
@@ -264,7 +265,7 @@ def _status(url: str, connect: dict[str, str], options: argparse.Namespace) -> I
                 requests, cpu, begun = asked(connect["endpoint_url"])["requests"], _cpu_of_children(), time.monotonic()
                 told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
                 seconds = time.monotonic() - begun
-                if told.count("job_") != options.jobs:
+                if len(set(re.findall(r"job_\d+", told))) != options.jobs:
                     raise RuntimeError(f"Not every job is told of: {told[:1000]}")
                 if turn:  # in the first one the answers are learned
                     requests = asked(connect["endpoint_url"])["requests"] - requests
