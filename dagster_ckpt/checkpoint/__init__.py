@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.job_states import JobState, job_state, states_of_jobs
     from dagster_ckpt.checkpoint.lease import Lease
     from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
-    from dagster_ckpt.checkpoint.seen import unchanged_for
+    from dagster_ckpt.checkpoint.seen import last_seen, unchanged_for
     from dagster_ckpt.checkpoint.sight import Sight, look
     from dagster_ckpt.checkpoint.standbys import Standbys, StandbySign
     from dagster_ckpt.checkpoint.start_traces import MONOTONIC, WALL, StartTrace, StartTraces, Step
@@ -236,6 +236,7 @@ __all__ = [
     "job_names",
     "job_state",
     "kept_savepoint",
+    "last_seen",
     "layout",
     "line_of_descent",
     "look",

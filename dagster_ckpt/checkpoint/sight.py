@@ -135,7 +135,9 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
 
 def _still_newest(before: Sight, records: JobRecords, clock: Clock) -> Sight:
     """The last look, for longer if the epochs need not be listed to see that its claim is still the newest."""
-    if not before.anew_at <= clock.monotonic() < before.list_at or records.epochs.is_followed(before.claim.epoch):
+    if not before.anew_at <= clock.monotonic() < before.list_at:
+        return before
+    if records.epochs.read_claim(before.claim.epoch + 1) is not None:
         return before
     return replace(before, anew_at=min(before.list_at, _anew_at(before.claim, clock, before.heartbeat)))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, End, Lease, Submission, find_newest
+from dagster_ckpt.checkpoint import CheckpointCatalog, End, Lease, Submission, find_newest, last_seen
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import (
     LATEST,
@@ -288,7 +288,7 @@ class _Cancellation:
         The query's own watch listens to the bell as often. While it does, another read tells nothing more, except of
         an asker of an earlier release.
         """
-        heard = self._requests.heard()
+        heard = last_seen(self._requests.heard_as)
         if heard is None or not self._has_read:
             return self._every
         rung_at, listened_at = heard

@@ -225,14 +225,6 @@ class Epochs:
         """The highest epoch claimed, 0 before the first."""
         return max(self.names(), default=0)
 
-    def is_followed(self, epoch: int) -> bool:
-        """Whether the epoch after ``epoch`` is claimed; one read, which costs a twelfth of a listing in a bucket.
-
-        Epochs are claimed one after the other, so nobody has claimed a later epoch before this one. Only after a sweep
-        of all records of a job do the epochs begin anew, below ``epoch``; that shows in :meth:`names`.
-        """
-        return self._filesystem.read_if_there(self._path(epoch + 1)) is not None
-
     def claim(
         self,
         *,

@@ -44,8 +44,6 @@ from dagster_ckpt.checkpoint.format import (
     encode_record,
     read_record,
 )
-from dagster_ckpt.checkpoint.seen import last_seen, unchanged_for
-from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
@@ -250,7 +248,8 @@ class SavepointRequests:
         self._directory = f"{job_name}/{CONTROL_DIR}/requests"
         self._cancel = f"{self._directory}/cancel"
         self._bell = f"{self._directory}/bell"
-        self._heard = (filesystem.url, job_name, "bell")
+        #: Under this name the driver's process keeps the bell as it has heard it last (``checkpoint/seen.py``).
+        self.heard_as = (filesystem.url, job_name, "bell")
         self._epochs = Epochs(filesystem, job_name)
 
     def ask(self, request: SavepointRequest) -> None:
@@ -265,20 +264,6 @@ class SavepointRequests:
         Read it before the requests: a request that the listing lacks rings later.
         """
         return (self._filesystem.read_if_there(self._bell) or b"") if self._filesystem.is_distant else None
-
-    def listen(self, clock: Clock) -> bytes | None:
-        """As :meth:`bell`, for the driver, whose process remembers it for :meth:`heard`."""
-        if (bell := self.bell()) is not None:
-            unchanged_for(self._heard, bell, clock)
-        return bell
-
-    def heard(self) -> tuple[float, float] | None:
-        """When this process has heard that somebody has rung, and when it listened last; ``None`` before the first.
-
-        Returns:
-            two times on the monotonic clock.
-        """
-        return last_seen(self._heard)
 
     def open(self) -> Sequence[SavepointRequest]:
         """The requests without an answer, the oldest first; unreadable ones are left out."""

@@ -93,9 +93,7 @@ class Attendant:
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False
-        #: On the monotonic clock: from then on a bucket is asked for the next claim, although the driver beats; 0 to
-        #: have its epochs listed at once.
-        self._list_at = 0.0
+        self._list_at = 0.0  # on the monotonic clock: then a bucket is asked for the next claim; 0: for all epochs
 
     def submit(
         self,
@@ -268,12 +266,11 @@ class Attendant:
         if claim is None or not self._catalog.filesystem.is_distant or not self._list_at or heartbeat.stopped:
             return False
         is_own = (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
-        if not is_own or self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0] is not None:
+        if not is_own or self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0]:
             return False
-        if asked >= self._list_at:
-            if self._records.epochs.is_followed(claim.epoch):
-                return False
-            self._list_at = asked + _TIMEOUTS * self._lease.timeout
+        if (is_due := asked >= self._list_at) and self._records.epochs.read_claim(claim.epoch + 1) is not None:
+            return False
+        self._list_at = asked + _TIMEOUTS * self._lease.timeout if is_due else self._list_at
         return True
 
     def _tell(self, heartbeat: Heartbeat | None) -> None:

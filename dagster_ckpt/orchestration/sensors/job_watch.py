@@ -146,8 +146,8 @@ class JobWatch:
                     with contextlib.suppress(Fenced):  # a run has begun meanwhile: decide anew
                         discarded = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
                 case AskToCancel(driver, reason):
-                    if not self._records.savepoint_requests.is_to_cancel(driver):
-                        self._records.savepoint_requests.ask_to_cancel(CancelRequest(driver, self._clock.time()))
+                    # At each tick: the one before may have failed to ring.
+                    self._records.savepoint_requests.ask_to_cancel(CancelRequest(driver, self._clock.time()))
                     return reason
                 case Attend(driver, run_key, reason):
                     return self._attending(driver, run_key, reason)

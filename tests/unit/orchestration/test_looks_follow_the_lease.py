@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.orchestration.attending.attendant import Attendant
@@ -84,7 +85,7 @@ def listening(bucket: Bucket, cancellation: _Cancellation, seconds: int) -> None
     for second in range(seconds):
         bucket.clock.advance(1)
         if second % 60 == 30:
-            requests.listen(bucket.clock)
+            unchanged_for(requests.heard_as, requests.bell(), bucket.clock)
         cancellation.look()
 
 

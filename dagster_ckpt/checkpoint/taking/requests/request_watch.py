@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_ckpt.checkpoint.control import Asked, SavepointRequests
+from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import Clock
 
 __all__ = ["LOOK", "RequestWatch"]
@@ -56,7 +57,9 @@ class RequestWatch:
             OSError: the storage failed; the next look, soon, asks again.
         """
         now = self._clock.monotonic()
-        bell = self._requests.listen(self._clock)
+        bell = self._requests.bell()
+        if bell is not None:
+            unchanged_for(self._requests.heard_as, bell, self._clock)
         found: Sequence[Asked] = ()
         if bell is None or bell != self._heard or now >= self._list_at:
             self._heard = None
