@@ -68,9 +68,10 @@ _DEFAULTS = {
     "spark.sql.streaming.minBatchesToRetain": "100",
     STOP_TIMEOUT_CONF: "5s",
 }
-#: Spark stores a snapshot of RocksDB this often; a restore replays all later changes. Spark's own setting is 60 s.
+#: Spark looks this often whether there is a new snapshot of RocksDB to be stored, which there is once in ten batches. A
+#: restore replays all later changes. Spark's own setting is 60 s.
 _SNAPSHOTS_CONF = "spark.sql.streaming.stateStore.maintenanceInterval"
-_SHORTEST_BETWEEN_SNAPSHOTS, _LONGEST_BETWEEN_SNAPSHOTS = timedelta(seconds=5), timedelta(seconds=60)
+_SHORTEST_BETWEEN_SNAPSHOTS, _LONGEST_BETWEEN_SNAPSHOTS = timedelta(seconds=1), timedelta(seconds=60)
 #: The progress bars of a stream would fill the terminal of ``dagster dev`` for months.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 #: The errors for a file that this machine cannot execute.
@@ -230,7 +231,7 @@ def streaming_session(
 
     New queries keep their state in RocksDB with changelog checkpointing and, where the release has them, immutable file
     names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches, and stores a
-    snapshot of RocksDB as often as checkpoints are taken, from each 5 s to each minute. A restored query keeps its
+    snapshot of RocksDB as often as checkpoints are taken, from each second to each minute. A restored query keeps its
     first settings, which Spark fixes at the first start.
 
     Args:

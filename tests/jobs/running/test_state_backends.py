@@ -496,7 +496,7 @@ def test_snapshots_are_stored_as_often_as_checkpoints_unless_the_user_says_other
         [sys.executable, "-c", _FRESH_SESSION], cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["5000ms", "20000ms", "60000ms", "None", "7s"]
+    assert done.stdout.split() == ["1000ms", "20000ms", "60000ms", "None", "7s"]
 
 
 _FRESH_SESSION = """
@@ -507,7 +507,7 @@ spark = start_session("snapshots", "local[1]", {"spark.ui.enabled": "false"})
 key = "spark.sql.streaming.stateStore.maintenanceInterval"
 def tell(seconds, backend=None):
     print(streaming_session(spark, None, backend, None, timedelta(seconds=seconds)).conf.get(key, None))
-for seconds in (1, 20, 600):
+for seconds in (0.1, 20, 600):
     tell(seconds)
 tell(20, HashMapStateBackend())
 spark.conf.set(key, "7s")
