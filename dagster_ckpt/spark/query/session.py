@@ -60,11 +60,11 @@ _HOW = (
     "Install a full Java 17 or later and set JAVA_HOME to it: on Debian or Ubuntu "
     "`apt-get install openjdk-17-jre-headless`, on macOS `brew install openjdk@17`."
 )
+_CHANGELOGS = {PROVIDER_CONF: ROCKSDB_PROVIDER, CHANGELOG_CONF: "true"}
 #: New queries keep their state in RocksDB with changelogs, Spark keeps at least this many batches, and a batch that
 #: did not heed its interrupt is interrupted again.
 _DEFAULTS = {
-    PROVIDER_CONF: ROCKSDB_PROVIDER,
-    CHANGELOG_CONF: "true",
+    **_CHANGELOGS,
     "spark.sql.streaming.minBatchesToRetain": "100",
     STOP_TIMEOUT_CONF: "5s",
 }
@@ -225,21 +225,21 @@ def streaming_session(
     restored: Facts | None,
     backend: StateBackend | None = None,
     partitions: int | None = None,
-    interval: timedelta | None = None,
+    snapshots_each: timedelta | None = None,
 ) -> SparkSession:
     """A separate session for one query, with this library's state defaults where the user set nothing.
 
     New queries keep their state in RocksDB with changelog checkpointing and, where the release has them, immutable file
-    names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches, and stores a
-    snapshot of RocksDB as often as checkpoints are taken, from each second to each minute. A restored query keeps its
-    first settings, which Spark fixes at the first start.
+    names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches. A restored
+    query keeps its first settings, which Spark fixes at the first start.
 
     Args:
         spark: the session with the configuration to use.
         restored: the facts of the restored checkpoint.
         backend: the job's state backend, which overrides that configuration; it must fit ``restored``.
         partitions: the number for a query that starts from nothing; ``None`` for that of the configuration.
-        interval: between two checkpoints; ``None`` for none.
+        snapshots_each: how often snapshots of RocksDB are stored, from each second to each minute; ``None`` for
+            Spark's own setting.
 
     Raises:
         InvalidConfiguration: an option of the backend cannot be used.
@@ -261,8 +261,8 @@ def streaming_session(
         session.conf.set(STATE_FORMAT_CONF, str(release.session_format(restored.state_format, restored.commit_log)))
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, str(max(release.formats.state)))
-    if interval is not None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
-        _store_snapshots(session, interval)
+    if snapshots_each is not None and all(session.conf.get(key) == value for key, value in _CHANGELOGS.items()):
+        _store_snapshots(session, snapshots_each)
     if partitions is None and PARTITIONS_CONF not in explicit:
         partitions = _default_partitions(spark, restored)
     if partitions is not None:
@@ -270,10 +270,10 @@ def streaming_session(
     return session
 
 
-def _store_snapshots(session: SparkSession, interval: timedelta) -> None:
+def _store_snapshots(session: SparkSession, wanted: timedelta) -> None:
     """Have the changes that a restore replays reach back no further than to the checkpoint before."""
     if session.conf.get(_SNAPSHOTS_CONF, None) is None:
-        between = min(max(interval, _SHORTEST_BETWEEN_SNAPSHOTS), _LONGEST_BETWEEN_SNAPSHOTS)
+        between = min(max(wanted, _SHORTEST_BETWEEN_SNAPSHOTS), _LONGEST_BETWEEN_SNAPSHOTS)
         session.conf.set(_SNAPSHOTS_CONF, f"{between // timedelta(milliseconds=1)}ms")
 
 

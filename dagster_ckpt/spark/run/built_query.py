@@ -59,11 +59,13 @@ class Queries:
     Args:
         job: the job.
         spark: the session that Spark was started with.
+        is_live_on_disk: whether the query's live location lies on a disk, where snapshots of the state cost nothing.
     """
 
-    def __init__(self, job: StreamingJob, spark: SparkSession) -> None:
+    def __init__(self, job: StreamingJob, spark: SparkSession, *, is_live_on_disk: bool = False) -> None:
         self._job = job
         self._spark = spark
+        self._interval = job.config.effective_interval if is_live_on_disk else None
 
     def build(self, restored: CheckpointMetadata | None) -> BuiltQuery:
         """Build the query, and check that its sink is usable as the job requires."""
@@ -113,8 +115,8 @@ class Queries:
 
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts
-        job = self._job
-        interval = job.config.effective_interval
-        session = streaming_session(self._spark, facts, job.state_backend, job.partitions, interval)
+        session = streaming_session(
+            self._spark, facts, self._job.state_backend, self._job.partitions, snapshots_each=self._interval
+        )
         make_active(session)  # the query is built and started on this thread
         return session

@@ -99,7 +99,7 @@ class Start:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
         self._live, self._why_there = choose_live(job, spark, self._directory)
-        self._queries = Queries(job, spark)
+        self._queries = Queries(job, spark, is_live_on_disk=isinstance(self._live, LocalLive))
         self._is_recorded = False
 
     def prepare(self, request: RestoreRequest, cancel: Flag) -> Prepared:

@@ -496,20 +496,21 @@ def test_snapshots_are_stored_as_often_as_checkpoints_unless_the_user_says_other
         [sys.executable, "-c", _FRESH_SESSION], cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1000ms", "20000ms", "60000ms", "None", "7s"]
+    assert done.stdout.split() == ["1000ms", "20000ms", "60000ms", "None", "None", "7s"]
 
 
 _FRESH_SESSION = """
 from datetime import timedelta
-from dagster_ckpt import HashMapStateBackend
+from dagster_ckpt import EmbeddedRocksDBStateBackend, HashMapStateBackend
 from dagster_ckpt.spark.query import start_session, streaming_session
 spark = start_session("snapshots", "local[1]", {"spark.ui.enabled": "false"})
 key = "spark.sql.streaming.stateStore.maintenanceInterval"
 def tell(seconds, backend=None):
-    print(streaming_session(spark, None, backend, None, timedelta(seconds=seconds)).conf.get(key, None))
+    print(streaming_session(spark, None, backend, snapshots_each=timedelta(seconds=seconds)).conf.get(key, None))
 for seconds in (0.1, 20, 600):
     tell(seconds)
 tell(20, HashMapStateBackend())
+tell(20, EmbeddedRocksDBStateBackend(enable_incremental_checkpointing=False))
 spark.conf.set(key, "7s")
 tell(20)
 """
