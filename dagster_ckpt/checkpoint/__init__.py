@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         verify_checkpoint,
     )
     from dagster_ckpt.checkpoint.cleanup import (
+        Orphan,
         SavepointHistory,
         Swept,
         delete_surplus_savepoints,
@@ -183,6 +184,7 @@ __all__ = [
     "Newest",
     "OneThread",
     "Operator",
+    "Orphan",
     "PinnedFile",
     "PlanArchiveWriter",
     "PlannedBatch",

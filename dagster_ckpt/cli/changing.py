@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     End,
     JobRecords,
+    Orphan,
     Swept,
     layout,
     pin_checkpoint,
@@ -28,6 +29,7 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
+    StorageError,
 )
 
 __all__ = ["cancel", "pin", "sweep", "unpin"]
@@ -178,8 +180,16 @@ def sweep(
     """
     filesystem = storage_at(path)
     refused: list[dict[str, str]] = []
+    partly: list[Swept] = []
 
     def swept_of(name: str) -> Swept | None:
+        deleted: list[Orphan] = []
+
+        def tell(orphan: Orphan) -> None:
+            deleted.append(orphan)
+            if not as_json:
+                say(orphan)
+
         try:
             return sweep_job(
                 CheckpointCatalog(filesystem, name),
@@ -187,8 +197,12 @@ def sweep(
                 dry_run=dry_run,
                 quarantined=quarantined,
                 older_than=older_than,
-                report=lambda orphan: None if as_json else say(orphan),
+                report=tell,
             )
+        except StorageError as error:
+            if deleted:
+                partly.append(Swept(name, tuple(deleted), (error.message,)))
+            raise
         except (JobAlreadyRunning, InvalidConfiguration, CorruptCheckpoint) as error:
             if job:
                 raise
@@ -197,8 +211,8 @@ def sweep(
             return None
 
     jobs = asked_jobs(job, filesystem)
-    told, were_all = of_each(jobs, swept_of)
-    swept = [item for item in told if item is not None]
+    told, were_all = of_each(jobs, swept_of, "could not be swept whole")
+    swept = [*(item for item in told if item is not None), *partly]
     if as_json:
         say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])
     elif not jobs:

@@ -69,8 +69,8 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 
 def _listed(catalog: CheckpointCatalog) -> list[dict[str, Any]]:
     """The checkpoints of a job, the oldest first."""
-    newest = _quietly(lambda: find_newest(catalog).metadata)
     pinned = catalog.records.pins.reasons()
+    newest = _quietly(lambda: find_newest(catalog).metadata)
     rows: list[dict[str, Any]] = []
     quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
     for job_id in sorted(catalog.job_ids()):
@@ -327,11 +327,9 @@ def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:
 
 
 def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata | None:
-    """A job whose newest checkpoint is broken is still listed; `verify` says what is wrong."""
+    """A job whose newest checkpoint is broken, or out of reach, is still listed; `verify` says what is wrong."""
     try:
         return ask()
-    except StorageError:
-        raise
     except CheckpointError as error:
         warn(error.message, color="red")
         return None

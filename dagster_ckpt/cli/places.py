@@ -65,8 +65,11 @@ class _Duration(click.ParamType):  # type: ignore[type-arg] # not generic before
 DURATION = _Duration()
 
 
-def _tells_jobs(command: _Command) -> _Command:
-    """Has an error about a job that is not in the storage say so, and which jobs are there."""
+def _tells_jobs(command: _Command, *, needs_storage: bool) -> _Command:
+    """Has an error about a job that is not in the storage say so, and which jobs are there.
+
+    What a command says to do next stays where the command needs no storage, and may have asked Dagster.
+    """
 
     @wraps(command)
     def told(*arguments: Any, **options: Any) -> None:
@@ -77,20 +80,21 @@ def _tells_jobs(command: _Command) -> _Command:
         except CheckpointError as error:
             job, path = options.get("job"), options.get("path")
             if job is not None and path is not None:
-                _tell_jobs(error, job, storage_at(path))
+                _tell_jobs(error, job, storage_at(path), before="" if needs_storage else error.hint)
             raise
 
     return told
 
 
-def _tell_jobs(error: CheckpointError, job: str, filesystem: FileSystem) -> None:
+def _tell_jobs(error: CheckpointError, job: str, filesystem: FileSystem, *, before: str) -> None:
     try:
         require_job(job, filesystem)
     except StorageError:
         return  # the error at hand says more
     except CheckpointNotFound as unknown:
         if unknown.message not in error.message:
-            error.hint = f"{unknown.message} {unknown.hint}"  # no other command knows the job either
+            # No other command that reads the storage knows the job either.
+            error.hint = f"{before} {unknown.message} {unknown.hint}".strip()
 
 
 def storage_option(command: _Command) -> _Command:
@@ -114,7 +118,7 @@ def _with_storage(command: _Command, *, required: bool) -> _Command:
         required=required,
         help="The checkpoint path, as on the storage resource.",
     )
-    return path(storage_option(_tells_jobs(command)))
+    return path(storage_option(_tells_jobs(command, needs_storage=required)))
 
 
 def storage_path(command: _Command) -> _Command:
@@ -273,10 +277,11 @@ def asked_jobs(job: str | None, filesystem: FileSystem) -> list[str]:
     return [job]
 
 
-def of_each(jobs: Sequence[str], ask: Callable[[str], _Told]) -> tuple[list[_Told], bool]:
+def of_each(jobs: Sequence[str], ask: Callable[[str], _Told], denied: str = "is left out") -> tuple[list[_Told], bool]:
     """What each job tells, and whether all of them could be asked.
 
-    The directory of one job may be closed to this user, and then the others still tell.
+    The directory of one job may be closed to this user, and then the others still tell. ``denied`` says of such a job
+    what that means.
 
     Raises:
         StorageError: the storage failed, or the directory of the only job is closed.
@@ -288,8 +293,9 @@ def of_each(jobs: Sequence[str], ask: Callable[[str], _Told]) -> tuple[list[_Tol
         except StorageError as error:
             if not error.is_denied or len(jobs) == 1:
                 raise
-            warn(f"Job {name!r} is left out: {error.message}", color="red")
-            warn(error.hint)
+            warn(f"Job {name!r} {denied}: {error.message}", color="red")
+            if error.hint:
+                warn(error.hint)
             were_all = False
     return told, were_all
 

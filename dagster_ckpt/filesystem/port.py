@@ -22,10 +22,12 @@ from dagster_ckpt.errors import PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem.server_side import ServerSide
 from dagster_ckpt.filesystem.values import Entry, Part, Written, unheard
 
-__all__ = ["FileSystem"]
+__all__ = ["IS_WRITABLE", "FileSystem"]
 
 _Answer = TypeVar("_Answer")
 _Name = TypeVar("_Name")
+#: The next step where a directory cannot be written.
+IS_WRITABLE = "Check that the directory exists, is writable by this user and has space left; then launch the run again."
 #: How often a directory is listed at most, when each time files vanished before they were read.
 _MOST_LOOKS = 50
 
@@ -46,6 +48,9 @@ class FileSystem(ABC):
     #: How many requests are worth having under way at once: on local disks 16 ``fsync`` at once take a third of the
     #: time of 16 in a row.
     concurrency: int = 16
+
+    #: The next step where :meth:`probe` fails; empty if the error of each operation has its own.
+    probe_hint: str = ""
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
@@ -243,9 +248,7 @@ class FileSystem(ABC):
         except OSError as error:
             raise StorageUnusable(
                 f"Checkpoints cannot be written to {self.url}: {getattr(error, 'message', error)}",
-                hint=getattr(error, "hint", "")
-                or "Check that the directory exists, is writable by this user and has space left; then launch the run "
-                "again.",
+                hint=self.probe_hint or getattr(error, "hint", "") or IS_WRITABLE,
             ) from error
         finally:
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.local_disk import make_durable
-from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.port import IS_WRITABLE, FileSystem
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
 __all__ = ["PosixFileSystem"]
@@ -41,6 +41,8 @@ class PosixFileSystem(FileSystem):
         root: the directory; created with the first write.
         write_buffer_size: bytes that are copied at a time when a data file is written.
     """
+
+    probe_hint = IS_WRITABLE  # says more than the error of one operation
 
     def __init__(self, root: Path, write_buffer_size: int = CHUNK) -> None:
         self._root = root
@@ -292,9 +294,14 @@ def _copy(
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a directory, or a link to one; a link in a circle is none, as a link to nothing."""
+    """Whether an entry is a directory, or a link to one; a link in a circle is none, as a link to nothing.
+
+    A link that this user may not follow counts as a directory: whoever asks for what is there hears why not.
+    """
     try:
         return entry.is_dir()
+    except PermissionError:
+        return True
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False

@@ -6,6 +6,7 @@ from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, i
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_deletions, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
+from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     SavepointHistory,
@@ -15,6 +16,7 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 
 __all__ = [
+    "Orphan",
     "SavepointHistory",
     "Swept",
     "delete_surplus_savepoints",

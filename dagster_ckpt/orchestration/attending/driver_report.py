@@ -39,7 +39,7 @@ class Told:
         is_canceled: whether an interrupt that has just arrived means that the job is canceled.
         claimed: the driver has taken the job over, or begins another start.
         started: the query has started, by this choice.
-        completed: the newest checkpoint that is retained, at each list of them.
+        completed: the newest checkpoint that is retained, at each list of them; not one that the start has found.
         traced: where the seconds of a start went.
         failed: a checkpoint has failed, the last of so many.
         beaten: the driver's beat tells something new; whether a checkpoint is due.
@@ -141,7 +141,7 @@ class DriverReport:
     def _tell_list(self, choice: Choice, report: Callable[[list[CheckpointMetadata]], None]) -> None:
         retained = self._list(choice)
         report(retained)
-        if retained:
+        if retained and retained[-1].checkpoint_id >= choice.first_id:  # a fork is there before its query runs
             self._told.completed(retained[-1])
 
     def _list(self, choice: Choice) -> list[CheckpointMetadata]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, Heartbeat, PlannedBatch
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Heartbeat, PlannedBatch
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointError,
@@ -133,7 +133,7 @@ def version_finding(recorded: str | None, running: str | None, ran_last: str | N
 
 
 def others_finding(
-    job_name: str,
+    catalog: CheckpointCatalog,
     heartbeat: Heartbeat | None,
     dead: str | None,
     *,
@@ -143,7 +143,7 @@ def others_finding(
     """Whether a run that may be alive drives the job.
 
     Args:
-        job_name: the job's name, for the error.
+        catalog: the job's checkpoints, for the error.
         heartbeat: the job's heartbeat, as read.
         dead: why the run of the heartbeat is dead, ``None`` while that run may be alive.
         own_epoch: the epoch of the checking run, ``None`` for a check outside any run.
@@ -160,10 +160,11 @@ def others_finding(
         return Finding.fine(check, f"run {heartbeat.run_id} drives the job, and would be terminated first.")
     driver = heartbeat.processes[0]
     error = JobAlreadyRunning(
-        f"Run {heartbeat.run_id} drives job {job_name!r} now (process {driver.pid} on "
+        f"Run {heartbeat.run_id} drives job {catalog.job_name!r} now (process {driver.pid} on "
         f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} in Dagster first (or the run that attends its driver), end a job of "
-        f"`dagster-ckpt run` with `dagster-ckpt stop {job_name}`, or wait until the job has ended.",
+        f"`dagster-ckpt run` with `dagster-ckpt cancel {catalog.job_name} --path {catalog.filesystem.url}`, or wait "
+        "until the job has ended.",
     )
     return Finding.of_error(check, error)
 

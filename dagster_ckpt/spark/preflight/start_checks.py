@@ -183,7 +183,7 @@ def _checked(
     job = start.job
     heartbeat = start.catalog.records.heartbeat.read()
     dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
-    others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
+    others = others_finding(start.catalog, heartbeat, dead, own_epoch=start.claim.epoch)
     if restored is None:
         start.inputs.begin_anew()
         sink = None if start.own_sink else start.sink

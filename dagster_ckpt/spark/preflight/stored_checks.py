@@ -86,7 +86,7 @@ def check_stored(
             if request.changes_copy:
                 findings += _changed(catalog, restored, directory / "checkpoint", request, newest)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
-    findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
+    findings.append(others_finding(catalog, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
 
 
@@ -172,7 +172,7 @@ def check_exported(
         log_finding(restored, location),
         _written_again(catalog, restored) if sink is None else sink_finding(restored, sink, directory / "sink"),
         source_finding(with_in_flight((), location, restored.batch), restored.facts),
-        others_finding(catalog.job_name, heartbeat, dead),
+        others_finding(catalog, heartbeat, dead),
         _over_finding(catalog, epoch, None if dead is not None or heartbeat is None else heartbeat.epoch),
     ]
 

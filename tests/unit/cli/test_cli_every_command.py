@@ -256,6 +256,69 @@ def test_a_job_that_this_user_may_not_read_hides_no_other(
     assert (alone.exit_code, alone.stdout) == (1, "")
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_job_that_began_elsewhere_is_listed_where_that_cannot_be_read(
+    code: int, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A savepoint in a bucket, say, whose key this shell does not have."""
+    job = StoredJob(storage, "elsewhere")
+    store = job.choose(job.claim(run_id()))
+    own, savepoint = job.checkpoint(store, 1), job.savepoint(store, 2)
+    job.choose(job.claim(run_id()), savepoint)
+    os_open = os.open
+
+    def away(path: Any, *options: Any) -> int:
+        if storage.parent / "savepoints" in Path(path).parents:
+            raise OSError(code, os.strerror(code), str(path))
+        return os_open(path, *options)
+
+    monkeypatch.setattr(os, "open", away)
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, ["list", "--json"]))
+    shown = [row["checkpoint"] for row in json.loads(done.stdout)]
+    assert (done.exit_code, own.reference in shown, len(shown)) == (0, True, 4)
+    assert os.strerror(code) in done.stderr
+    assert "left out" not in done.stderr
+
+
+@pytest.mark.parametrize("step", ["unlink", "rmdir"])
+def test_what_a_sweep_has_deleted_is_told_if_it_may_not_delete_the_rest(
+    step: str, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = StoredJob(storage, JOB)
+    job.end(job.claim(run_id()), "FINISHED")
+    lineage = next(storage.glob(f"{JOB}/*/shared"))
+    left = {lineage / f"00000{number}-0123456789ab-left.sst" for number in (1, 2)}
+    for file in left:
+        file.touch()
+    (lineage / "empty").mkdir()
+    real = getattr(Path, step)
+
+    def closed(path: Path, **options: Any) -> None:
+        if step == "rmdir" or (path in left and sum(map(Path.exists, left)) == 1):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        real(path, **options)
+
+    monkeypatch.setattr(Path, step, closed)
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, ["sweep", "--json"]))
+    monkeypatch.undo()
+    (told,) = [row for row in json.loads(done.stdout) if row["job"] == JOB]
+    deleted = {storage / file["path"] for file in told["files"]}
+    assert (done.exit_code, deleted) == (1, {file for file in left if not file.exists()})
+    assert len(deleted) == (1 if step == "unlink" else 2)
+    assert f"Job {JOB!r} could not be swept whole: Could not delete" in done.stderr
+    assert "left out" not in done.stderr
+    assert "\n\n" not in done.stderr, "a hint is told only if there is one"
+    assert ("Let this user" in done.stderr) is (step == "unlink")
+
+
+def test_what_to_do_in_dagster_is_told_of_a_job_that_the_storage_does_not_know(storage: Path) -> None:
+    call = ["restore", "nosuch", "chk-1", "--dagster-url", "http://127.0.0.1:1"]
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "webserver" in done.stderr
+    assert f"There is no job 'nosuch' in {storage}. The jobs there: " in done.stderr
+
+
 def test_how_a_running_job_is_ended_is_told_with_dagster_and_without(storage: Path) -> None:
     job = StoredJob(storage, "running")
     claim = job.claim(run_id())
@@ -264,7 +327,7 @@ def test_how_a_running_job_is_ended_is_told_with_dagster_and_without(storage: Pa
     done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, ["preflight", job.name]))
     assert done.exit_code == 4, done.output
     assert f"Terminate run {claim.run_id} in Dagster" in done.stdout
-    assert f"`dagster-ckpt stop {job.name}`" in done.stdout
+    assert f"`dagster-ckpt cancel {job.name} --path {storage}`" in done.stdout
 
 
 def _wrong_values() -> Iterator[tuple[str, str, str]]:
@@ -279,8 +342,8 @@ def _wrong_values() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "option", "text"), list(_wrong_values()))
-def test_a_wrong_duration_or_number_is_a_wrong_call(name: str, option: str, text: str, storage: Path) -> None:
-    done = CliRunner().invoke(main, arguments(storage, [name, *_CALLS[name]], option, text))
+def test_a_wrong_duration_or_number_is_a_wrong_call(name: str, option: str, text: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, arguments(tmp_path / "storage", [name, *_CALLS[name]], option, text))
     assert done.exit_code == 2, done.output
     assert option in done.stderr
 

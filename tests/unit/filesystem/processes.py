@@ -89,12 +89,23 @@ def limited_file_size(root: Path) -> None:
                 print(type(error).__name__, storage.list("d"), error.__cause__)
 
 
-def read_only(root: Path) -> None:
-    """As a user who may not write there: print what comes of it."""
-    storage = PosixFileSystem(root)
+def _leave_root() -> None:
     if os.geteuid() == 0:
         os.setgid(65534)
         os.setuid(65534)
+
+
+def list_as_another_user(root: Path) -> None:
+    """Print what is there, and whether it is a directory."""
+    _leave_root()
+    for entry in sorted(PosixFileSystem(root).list(""), key=lambda entry: entry.name):
+        print(entry.name, entry.is_directory)
+
+
+def read_only(root: Path) -> None:
+    """As a user who may not write there: print what comes of it."""
+    storage = PosixFileSystem(root)
+    _leave_root()
     attempts: list[Callable[[], object]] = [
         lambda: storage.create("f", b"x"),
         lambda: storage.replace("f", b"x"),
@@ -116,5 +127,7 @@ if __name__ == "__main__":
                 publish_until_killed(Path(directory), each)
         case ["limited", directory]:
             limited_file_size(Path(directory))
+        case ["list", directory]:
+            list_as_another_user(Path(directory))
         case ["read-only", directory]:
             read_only(Path(directory))

@@ -238,8 +238,20 @@ def test_a_directory_that_may_not_be_written() -> None:
         assert create.startswith("StorageError: Could not create")
         assert replace.startswith("StorageError: Could not write")
         assert probe.startswith("StorageUnusable: Checkpoints cannot be written to")
-        assert "Let this user read and write there" in probe
+        assert "is writable by this user and has space left; then launch the run again." in probe
         assert list(Path(directory).iterdir()) == []
+
+
+def test_a_link_that_may_not_be_followed_hides_nothing() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root, closed = Path(directory, "root"), Path(directory, "closed")
+        (root / "open").mkdir(parents=True)
+        (closed / "job").mkdir(parents=True)
+        (root / "link").symlink_to(closed / "job")
+        Path(directory).chmod(0o755)
+        closed.chmod(0o000)
+        assert run_process("list", str(root)) == ["link True", "open True"]
+        closed.chmod(0o755)
 
 
 def test_what_is_in_the_place_of_a_file_is_no_reason_to_doubt_in_silence(disk: PosixFileSystem) -> None:

@@ -23,9 +23,14 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
+from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport
+from dagster_ckpt.orchestration.attending.own_run import OwnRun
+from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.health import HealthWatch
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows
+from dagster_ckpt.orchestration.streaming_run import _told
 from dagster_ckpt.spark import CheckpointCompleted, Preflight, Started
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
@@ -58,6 +63,16 @@ def _completed(stored: StoredJob, batch: int) -> CheckpointCompleted:
 
 def _fail(_: object) -> None:
     raise OSError("the database is away")
+
+
+def _attended(automation: Automation, stored: StoredJob, claim: Claim) -> DriverReport:
+    """The report of a run that attends the driver which has claimed the job, told to whom a run tells it."""
+    first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
+    others = [create_autospec(each, instance=True) for each in (OwnRun, JobEvents, HealthWatch)]
+    told = _told(create_autospec(dg.AssetExecutionContext, instance=True), lambda: None, *others, first_rows)
+    report = DriverReport(stored.catalog, claim.run_id, create_autospec(CheckpointReporter), told, SystemClock())
+    report.claimed(claim)
+    return report
 
 
 class Automation:
@@ -159,20 +174,28 @@ def test_a_driver_of_its_own_tells_by_its_choice_that_its_query_goes_on(
     for is_bounded in (None, True, False):
         claim = stored.claim(run_id())
         stored.checkpoint(stored.choose(claim, is_bounded=is_bounded), 1)
-        first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
-        told = Told(
-            *(lambda: None, lambda: False, lambda _: None),
-            lambda choice, first_rows=first_rows: first_rows.began(is_bounded=choice.is_bounded),  # type: ignore[misc]
-            first_rows.completed,
-            *[lambda *_: None] * 4,
-        )
-        report = DriverReport(stored.catalog, claim.run_id, create_autospec(CheckpointReporter), told, SystemClock())
-        report.claimed(claim)
+        report = _attended(automation, stored, claim)
         report.look(None)
         report.look(None)
         stored.end(claim, "FINISHED")
         found = automation.instance.fetch_materializations(orders.key, limit=10).records
         assert [not event.run_id for event in found] == ([] if is_bounded in {None, True} else [True])
+
+
+def test_what_a_driver_of_its_own_has_found_is_no_work_of_its_query(automation: Automation, stored: StoredJob) -> None:
+    """Such as the checkpoint that a fork begins with: its sink is empty until its query has run."""
+    found = stored.checkpoint(stored.choose(stored.claim(run_id())), 1)
+    claim = stored.claim(run_id())
+    store = stored.choose(claim, found, is_bounded=False)
+    report = _attended(automation, stored, claim)
+    report.look(None)
+    report.look(None)
+    assert not automation.instance.fetch_materializations(orders.key, limit=10).records
+    stored.beat(claim, alive=True, completed=stored.checkpoint(store, 2))
+    report.look(stored.catalog.records.heartbeat.read())
+    (told,) = automation.instance.fetch_materializations(orders.key, limit=10).records
+    assert told.asset_materialization is not None
+    assert told.asset_materialization.metadata["batch"].value == 2
 
 
 def test_a_freshness_policy_does_not_begin_with_the_first_checkpoint(stored: StoredJob) -> None:

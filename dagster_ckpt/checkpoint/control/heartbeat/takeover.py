@@ -41,13 +41,13 @@ def free_job(file: HeartbeatFile, clock: Clock, wait: Callable[[float], object])
         return ()
     if heartbeat.processes[0].is_this_one:
         if file.key in beating_here:
-            raise _already_running(file.key[1], heartbeat)
+            raise _already_running(file, heartbeat)
         return ()  # an earlier run of this process, which could not write its last beat
     heartbeat, dead = file.watched(clock, wait)
     if heartbeat is None or heartbeat.stopped:
         return ()
     if dead is None:
-        raise _already_running(file.key[1], heartbeat)
+        raise _already_running(file, heartbeat)
     driver = heartbeat.processes[0]
     left = [process for process in heartbeat.processes if process.is_here and process.is_alive()]
     for process in left:
@@ -64,13 +64,13 @@ def free_job(file: HeartbeatFile, clock: Clock, wait: Callable[[float], object])
     return tuple(killed)
 
 
-def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
-    driver = heartbeat.processes[0]
+def _already_running(file: HeartbeatFile, heartbeat: Heartbeat) -> JobAlreadyRunning:
+    (url, job_name), driver = file.key, heartbeat.processes[0]
     error = JobAlreadyRunning(
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} in Dagster first, end a job of `dagster-ckpt run` with "
-        f"`dagster-ckpt stop {job_name}`, or wait until the run has ended. This run changed nothing.",
+        f"`dagster-ckpt cancel {job_name} --path {url}`, or wait until the run has ended. This run changed nothing.",
     )
     error.by = heartbeat.run_id
     return error

@@ -193,6 +193,7 @@ class TestFreeJob:
         ) as raised:
             free_job(file, clock, no_wait)
         assert "Terminate run run-a in Dagster first" in raised.value.hint
+        assert f"`dagster-ckpt cancel {file.key[1]} --path {file.key[0]}`" in raised.value.hint
         assert other.poll() is None
 
     def test_what_is_left_of_a_dead_run_is_killed(self, file: HeartbeatFile, clock: ManualClock) -> None:

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused, UnsupportedSpark
+from dagster_ckpt.filesystem import MemoryFileSystem
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
@@ -268,10 +270,12 @@ def test_batches_that_a_newer_spark_planned(recorded: str | None, ran_last: str)
 
 def test_who_else_runs() -> None:
     alive = Heartbeat(4, "the-other-run", (ProcessIdentity.current(),), 7, 1000.0)
-    found = others_finding("tiny", alive, None)
+    catalog = CheckpointCatalog(MemoryFileSystem(), "tiny")
+    found = others_finding(catalog, alive, None)
     assert type(found.error) is JobAlreadyRunning
     assert "Run the-other-run drives job 'tiny' now" in found.reason
     assert "Terminate run the-other-run" in found.hint
-    assert others_finding("tiny", alive, None, own_epoch=3).verdict is Verdict.NOT_RESTORABLE
+    assert f"`dagster-ckpt cancel tiny --path {catalog.filesystem.url}`" in found.hint
+    assert others_finding(catalog, alive, None, own_epoch=3).verdict is Verdict.NOT_RESTORABLE
     for heartbeat, dead, own in [(None, None, None), (alive, None, 4), (alive, "it ended", None)]:
-        assert others_finding("tiny", heartbeat, dead, own_epoch=own).verdict is Verdict.RESTORABLE
+        assert others_finding(catalog, heartbeat, dead, own_epoch=own).verdict is Verdict.RESTORABLE
