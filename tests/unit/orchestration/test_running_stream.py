@@ -68,8 +68,9 @@ def _fail(_: object) -> None:
 def _attended(automation: Automation, stored: StoredJob, claim: Claim) -> DriverReport:
     """The report of a run that attends the driver which has claimed the job, told to whom a run tells it."""
     first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
-    others = [create_autospec(each, instance=True) for each in (OwnRun, JobEvents, HealthWatch)]
-    told = _told(create_autospec(dg.AssetExecutionContext, instance=True), lambda: None, *others, first_rows)
+    kinds = (dg.AssetExecutionContext, OwnRun, JobEvents, HealthWatch)
+    context, own_run, events, health = (create_autospec(kind, instance=True) for kind in kinds)
+    told = _told(context, lambda: None, own_run, events, health, first_rows)
     report = DriverReport(stored.catalog, claim.run_id, create_autospec(CheckpointReporter), told, SystemClock())
     report.claimed(claim)
     return report
