@@ -316,8 +316,7 @@ def test_what_to_do_in_dagster_is_told_of_a_job_that_the_storage_does_not_know(s
     call = ["restore", "nosuch", "chk-1", "--dagster-url", "http://127.0.0.1:1"]
     done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call))
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "webserver" in done.stderr
-    assert f"There is no job 'nosuch' in {storage}. The jobs there: " in done.stderr
+    assert f"Start it, or name another one with --dagster-url. There is no job 'nosuch' in {storage}." in done.stderr
 
 
 def test_how_a_running_job_is_ended_is_told_with_dagster_and_without(storage: Path) -> None:
