@@ -202,9 +202,10 @@ def _drive(
         die_with_parent()
     if waiting is None:
         context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
+    tell = partial(_log_event, context)
     reporter = CheckpointReporter(
         context.instance,
-        partial(_log_event, context),
+        tell,
         asset.checkpoints_key,
         asset.partitions_name,
         catalog,
@@ -218,9 +219,7 @@ def _drive(
         context.instance.report_runless_asset_event,
         clock,
     )
-    requests = RequestEvents(
-        context.instance, partial(_log_event, context), asset.savepoints_key, asset.checkpoints_key, catalog, clock
-    )
+    requests = RequestEvents(context.instance, tell, asset.savepoints_key, asset.checkpoints_key, catalog, clock)
     has_own_driver = isinstance(spark, SparkSubmitResource) or names.attends(context.run.tags) is not None
 
     def on_turn() -> None:
@@ -235,7 +234,8 @@ def _drive(
     first_rows = FirstRows(context.instance, asset.get_asset_spec(), context.asset_key)
     if isinstance(spark, SparkSubmitResource) or has_own_driver:
         told = _told(context, on_turn, own_run, events, health, first_rows)
-        return attended(context, asset, spark, catalog, reporter, told, given, series)
+        with requests.to_the_end():
+            return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
     if waiting is not None:
         job = replace(job, ahead=waiting.ahead)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 
@@ -30,6 +33,8 @@ _FINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.AB
 _LOOK, _LOOK_AT_BELL, _SELDOM = 1.0, 300.0, 7200.0
 #: A living driver takes a request up within so many seconds.
 _SOON = 3.0
+#: Looks after which a savepoint that cannot be read is gone or damaged, and not only in a storage that is away.
+_LOOKS = 3
 
 
 class RequestEvents:
@@ -62,7 +67,10 @@ class RequestEvents:
         self._catalog, self._records = catalog, catalog.records
         self._clock = clock
         self._looked_at = float("-inf")
+        #: The epoch at the first look: whatever that epoch and the later ones have taken is told.
+        self._since: int | None = None
         self._taken: set[str] = set()
+        self._unread: Counter[str] = Counter()
         self._every = _LOOK_AT_BELL if catalog.filesystem.is_distant else _LOOK
         #: The bell at the last look, when that was, and whether a request was open then or something was not told.
         self._last: tuple[bytes | None, float, bool] = (None, float("-inf"), True)
@@ -98,40 +106,56 @@ class RequestEvents:
             is_open = not self._tells_taken() or is_open
             self._last = (bell, now, is_open or bell != rung)  # a request may be answered and gone between two looks
 
+    @contextlib.contextmanager
+    def to_the_end(self) -> Iterator[None]:
+        """Around what attends a driver of its own: tell at the end what the driver has answered since the last look."""
+        try:
+            yield
+        finally:
+            self.look(soon=math.inf)
+            self._tells_taken()
+
     def _tells_taken(self) -> bool:
-        """Tell of the savepoints that the driver of the newest epoch has taken; their requests may be gone already.
+        """Tell of the savepoints that the driver has taken, in whichever epoch; their requests may be gone already.
 
         Returns:
             whether Dagster knows of all of them.
         """
-        key = self._keys[0]
+        key, is_known = self._keys[0], True
         try:
-            epoch = self._records.epochs.highest()
+            if self._since is None:
+                self._since = self._records.epochs.highest()
             for item in self._records.taken_savepoints.known():
-                if item.key[0] == epoch and item.reference not in self._taken:
-                    if item.reference not in told_ids(self._instance, key):
-                        self._tell_savepoint(key, item.reference)
-                    self._taken.add(item.reference)
+                if item.key[0] >= self._since and item.reference not in self._taken:
+                    if item.reference in told_ids(self._instance, key) or self._tells_savepoint(key, item.reference):
+                        self._taken.add(item.reference)
+                    else:
+                        is_known = False
         except Exception as error:  # the next look tells
             _log.warning("The savepoints of the driver cannot be told now: %s", error)
             return False
-        return True
+        return is_known
 
-    def _tell_savepoint(self, key: dg.AssetKey, reference: str) -> None:
+    def _tells_savepoint(self, key: dg.AssetKey, reference: str) -> bool:
+        """Tell of a savepoint; whether nothing more is to be told of it."""
         try:
             savepoint = self._catalog.resolve(reference)
         except StorageError:
             raise
-        except CheckpointError as error:  # disposed of meanwhile, or damaged: it is none
+        except CheckpointError as error:  # disposed of meanwhile, damaged, or in a storage that cannot be reached now
             _log.warning("A savepoint of the driver is not told: %s", error)
-            return
+            self._unread[reference] += 1
+            return self._unread[reference] >= _LOOKS
         self._log_event(savepoint_observation(key, savepoint))
+        return True
 
-    def look(self, waits_for: str = "") -> bool:
+    def look(self, waits_for: str = "", *, soon: float = _SOON) -> bool:
         """Tell what the records say of each request, and whether one is not answered yet, or Dagster does not know.
 
         Args:
             waits_for: why no run can take a request up now; empty while a run is alive.
+            soon: seconds since it was asked for, within which a request without an answer is not told of while a run is
+                alive.
         """
         try:
             found, epoch = self._records.savepoint_requests.unread(), self._records.epochs.highest()
@@ -140,7 +164,7 @@ class RequestEvents:
             return True
         now, is_open = self._clock.time(), any(asked.answer is None for asked in found)
         for asked in found:
-            if not waits_for and asked.answer is None and now - asked.request.asked_at < _SOON:
+            if not waits_for and asked.answer is None and now - asked.request.asked_at < soon:
                 continue
             state, answer = asked.state(now, epoch), asked.answer
             if state is RequestState.IN_PROGRESS and waits_for:

@@ -65,7 +65,9 @@ def _step_back() -> None:
 
     def watch() -> None:
         os.read(0, 1)  # nobody writes: this is the end of the pipe
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # with a JVM that writes, which reads its own input no more
+        if os.getpgrp() == os.getpid():  # else the group has other processes, too
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # with a JVM that writes, which reads its own input no more
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -135,10 +135,10 @@ def launch_early(app_name: str, master: str, conf: Mapping[str, str], *, class_a
     def launch() -> None:
         try:
             wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
+            waits = (directory() / f"{wanted.name}.sock").exists() and is_kept(wanted.name)
         except OSError as error:  # the run tells why
             _log.info("The JVM of %s is started by its run: %s", app_name, error)
             return
-        waits = (directory() / f"{wanted.name}.sock").exists() and is_kept(wanted.name)
         if not waits:  # else a standby does
             _keep(wanted, early=True)
 

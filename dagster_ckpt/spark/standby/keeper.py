@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dagster_ckpt.checkpoint import mark_children
 from dagster_ckpt.spark.jvm import (
@@ -42,6 +42,8 @@ from dagster_ckpt.spark.standby.handover import CREDENTIALS, EARLY, PATIENCE, TA
 from dagster_ckpt.spark.standby.place import directory, sweep
 
 _LOOK = 1.0
+#: Tries to have the lock, and seconds between two: whoever asks whether a keeper lives has the lock for an instant.
+_TRIES, _INSTANT = 10, 0.05
 _SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_GO = "1000"
 #: The warm-up needs no cluster, no port that a job may want, and none of the user's listeners and plugins.
@@ -79,13 +81,13 @@ def main() -> int:
     name = sys.argv[1]
     asked = json.loads(sys.stdin.buffer.readline())
     with (directory() / f"{name}.lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _is_only_one(lock):
             return 0  # another driver has one like it
         driver = _Driver()
-        score = _SCORE.read_text(encoding="ascii")
-        _SCORE.write_text(_FIRST_TO_GO, encoding="ascii")
+        score = ""
+        with contextlib.suppress(OSError):  # not every container has it
+            score = _SCORE.read_text(encoding="ascii")
+            _SCORE.write_text(_FIRST_TO_GO, encoding="ascii")
         mark_children()
         output, said = os.pipe()
         enough, stop = os.pipe()
@@ -119,6 +121,15 @@ def main() -> int:
                 return 1
             _stay_as_parent(gateway.proc.pid, connection, score)
     return 0
+
+
+def _is_only_one(lock: IO[bytes]) -> bool:
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_INSTANT)
+    return False
 
 
 def _start(conf: dict[str, str], said: int, *, archive: bool, early: bool) -> Any:

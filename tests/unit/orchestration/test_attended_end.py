@@ -13,9 +13,11 @@ import pytest
 from dagster_ckpt import SparkSubmitResource, build_checkpoint_definitions
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events import RequestEvents
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 Status = dg.DagsterRunStatus
@@ -38,7 +40,8 @@ class Place:
         records = self.job.catalog.records
         records.submissions.replace(Submission(run, 0, None, "{}", 1.0))
         claim = self.job.claim(run)
-        self.job.checkpoint(self.job.choose(claim), 1)
+        self.store = self.job.choose(claim)
+        self.job.checkpoint(self.store, 1)
         gone = replace(ProcessIdentity.current(), created=0.0, ticks=1)
         sign = Heartbeat(claim.epoch, run, (gone,), 1, time.time(), uptime=time.monotonic())
         records.attendant.write(replace(sign, stopped=interrupted, interrupted=interrupted))
@@ -101,6 +104,26 @@ def test_one_run_tells_how_it_has_ended(place: Place, *, interrupted: bool) -> N
     for _ in range(2):
         assert place.tick() == ([], "orders: it ended FINISHED: of the test")
     assert place.job.failures.of(claim.series) == []
+
+
+def test_a_savepoint_that_was_taken_after_the_last_look_is_told_when_the_driver_has_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket there is a look each 300 s; a request that is not answered is left to the sensor, with its reason."""
+    monkeypatch.setattr(RequestEvents, "tick", lambda _: None)
+    claim, now = place.finished(), time.time()
+    (request,) = place.tick()[0]
+    place.job.savepoint(place.store, 2)
+    requests = place.job.catalog.records.savepoint_requests
+    for token in ("a" * 32, "b" * 32):
+        requests.ask(SavepointRequest(token, None, False, now - 10, now + 9000))
+    refused = requests.unread()[0].request
+    requests.begin(claim.epoch, refused, now)
+    requests.answer(claim.epoch, refused, Answer(now, error="The disk is full.", hint="Free some."))
+    assert place.launch(request)
+    found = place.instance.fetch_observations(dg.AssetKey("orders_savepoints"), limit=9, ascending=True).records
+    told = [str(item.asset_observation.description) for item in found if item.asset_observation is not None]
+    assert [item.split(",")[0] for item in told] == ["A savepoint: FAILED", "A savepoint: COMPLETED"]
 
 
 def test_what_its_own_run_has_told_is_not_told_again(place: Place) -> None:

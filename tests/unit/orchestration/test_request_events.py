@@ -183,7 +183,7 @@ def test_in_a_bucket_what_dagster_could_not_be_told_is_told_at_the_next_look(
     requests.ask(request)
     requests.begin(claim.epoch, request, 1.0)
     requests.answer(claim.epoch, request, Answer(1.0, error="The disk is full.", hint="Free some."))
-    told: list[str] = []
+    told: set[str] = set()
 
     def is_away(_: dg.AssetObservation) -> None:
         raise ConnectionError("the database of Dagster is away")
@@ -193,8 +193,53 @@ def test_in_a_bucket_what_dagster_could_not_be_told_is_told_at_the_next_look(
         events.tick()
         clock.advance(301)
         events.tick()  # whoever rings during a look is heard at the next one; this is that look
+        events._log_event = lambda found: told.add(str(found.description))
+        for _ in range(3):  # the other savepoint may be in a storage that cannot be reached now
+            clock.advance(301)
+            events.tick()
+        assert events._last[2] is False, "all is told"
+    assert sorted(item[:21] for item in told) == ["A savepoint: COMPLETE", "A savepoint: FAILED, "]
+
+
+def test_a_savepoint_of_an_earlier_epoch_of_the_driver_is_told_when_dagster_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver was started again between the two looks. What was taken before the first look is told by others."""
+    job, clock = StoredJob(tmp_path / "storage"), ManualClock()
+    monkeypatch.setattr(type(job.catalog.filesystem), "is_distant", True)
+    job.savepoint(job.choose(job.claim(run_id())), 3)
+    store = job.choose(job.claim(run_id()))
+    told: list[str] = []
+
+    def is_away(_: dg.AssetObservation) -> None:
+        raise ConnectionError("the database of Dagster is away")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        events = RequestEvents(instance, is_away, _SAVEPOINTS, _CHECKPOINTS, job.catalog, clock)
+        job.savepoint(store, 7)
+        events.tick()
+        job.savepoint(job.choose(job.claim(run_id())), 9)
         events._log_event = lambda found: told.append(str(found.description))
         clock.advance(301)
         events.tick()
-        assert events._last[2] is False, "all is told"
-    assert sorted(item[:21] for item in told) == ["A savepoint: COMPLETE", "A savepoint: FAILED, "]
+        clock.advance(301)
+        events.tick()
+    assert sorted(told) == ["A savepoint: COMPLETED, batch 7", "A savepoint: COMPLETED, batch 9"]
+
+
+def test_a_savepoint_is_told_whose_storage_can_be_reached_a_little_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, clock, told = StoredJob(tmp_path / "storage"), ManualClock(), list[str]()
+    taken = Path(job.savepoint(job.choose(job.claim(run_id())), 7).reference)
+    away = taken.rename(tmp_path / "away")
+    with dg.DagsterInstance.ephemeral() as instance:
+        events = RequestEvents(
+            instance, lambda found: told.append(str(found.description)), _SAVEPOINTS, _CHECKPOINTS, job.catalog, clock
+        )
+        events.tick()
+        assert not told
+        away.rename(taken)
+        clock.advance(2)
+        events.tick()
+    assert told == ["A savepoint: COMPLETED, batch 7"]

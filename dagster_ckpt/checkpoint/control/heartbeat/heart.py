@@ -206,7 +206,7 @@ class Heart:
             beat.set_result(None)
 
     def _make(self, number: int) -> None:
-        if self._asks() and self._file.is_claimed_after(self._beat.epoch):
+        if self._asks() and self._file.is_claimed_after(self._beat.epoch, self._beat.run_id):
             self._fence(None)
             return
         try:

@@ -67,15 +67,20 @@ class HeartbeatFile:
             self._epochs.check(epoch)
             return None
 
-    def is_claimed_after(self, epoch: int) -> bool:
-        """Whether another process has claimed the job after this epoch, whether or not that process has beaten."""
+    def is_claimed_after(self, epoch: int, run_id: str) -> bool:
+        """Whether another process or run has claimed the job after this epoch, whether or not it has beaten.
+
+        Args:
+            epoch: that the calling process holds.
+            run_id: of the run that holds the epoch. In two containers of one name, both drivers may be process 1.
+        """
         if (highest := self._epochs.highest()) <= epoch:
             return False
         try:
             newer = self._epochs.read_claim(highest)
         except CorruptCheckpoint:
             newer = None  # the name of the claim is enough to fence
-        return newer is None or (newer.host, newer.pid) != (this_host(), os.getpid())
+        return newer is None or (newer.host, newer.pid, newer.run_id) != (this_host(), os.getpid(), run_id)
 
     def watched(self, clock: Clock, wait: Callable[[float], object]) -> tuple[Heartbeat | None, str | None]:
         """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.

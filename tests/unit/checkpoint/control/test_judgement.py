@@ -372,6 +372,15 @@ class TestComesBack:
         assert "replace heartbeat" in self.beats(heart, away)
         assert not heart.is_fenced
 
+    def test_a_claim_of_another_run_ends_it_though_both_drivers_are_process_1_of_containers_of_one_name(
+        self, away: FaultInjectingFileSystem, file: HeartbeatFile, clock: ManualClock, heart: Heart
+    ) -> None:
+        self.is_away(away, clock, heart)
+        epochs, now = Epochs(away, file.key[1]), iso(clock.time())
+        epochs.claim(token="next", series=None, run_id="run-b", host=this_host(), pid=os.getpid(), now=now)
+        self.beats(heart, away)
+        assert heart.is_fenced
+
     def test_a_run_that_beats_in_time_asks_for_no_claims(
         self, away: FaultInjectingFileSystem, clock: ManualClock, heart: Heart
     ) -> None:

@@ -257,3 +257,24 @@ def test_a_jvm_that_writes_an_archive_ends_with_the_run_that_wants_it(tmp_path: 
         finally:
             with suppress(psutil.NoSuchProcess):
                 jvm.kill()
+
+
+def test_an_archive_that_is_made_by_hand_takes_no_other_process_of_its_group_along(tmp_path: Path) -> None:
+    """As from the script of a user: the script's group has other processes, too."""
+    with subprocess.Popen(
+        ["sh", "-c", '"$@"; echo goes on', "sh", sys.executable, "-c", _TRAINS, str(tmp_path / "it.jsa"), ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as script:
+        assert script.stdin is not None
+        assert script.stdout is not None
+        jvm = psutil.Process(int(script.stdout.readline()))
+        try:
+            script.stdin.close()
+            assert script.stdout.readline() == "goes on\n"
+            assert script.wait(60) == 0
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                jvm.kill()

@@ -154,6 +154,54 @@ def test_a_jvm_is_launched_with_a_run_also_where_a_killed_standby_has_left_its_s
     assert launched() == 1
 
 
+def test_a_directory_that_cannot_be_read_ends_no_thread_and_no_keeper(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def fail(*_: object) -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", fail)
+    place.sweep()
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    monkeypatch.setattr(adopting, "is_kept", fail)
+    monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
+    monkeypatch.setattr(Standby, "of", lambda conf, class_archive: Standby("it", conf, {}, class_archive))
+    adopting.launch_early("orders", "local[1]", {}, class_archive=False)
+    assert kept.thread is not None
+    kept.thread.join()
+    assert "The JVM of orders is started by its run: [Errno 5]" in caplog.text
+
+
+#: A keeper that says when it would start its JVM. Somebody asks whether it lives, as is_kept does, until it waits.
+_BEGINS = """
+import fcntl, sys, time
+from pathlib import Path
+from dagster_ckpt.spark.standby import keeper
+def start(*_, **__):
+    print("starts", flush=True)
+    sys.exit(0)
+keeper._start, keeper._SCORE = start, Path("/proc/self/nothing")
+asks = (keeper.directory() / "it.lock").open("wb")
+fcntl.flock(asks, fcntl.LOCK_SH)
+time.sleep = lambda _: fcntl.flock(asks, fcntl.LOCK_UN)
+keeper.main()
+"""
+
+
+def test_a_keeper_begins_though_somebody_has_just_asked_for_one_and_its_score_cannot_be_set() -> None:
+    asked = Standby("it", {}, {}, class_archive=False).asked(early=False)
+    with subprocess.Popen(
+        [sys.executable, "-c", _BEGINS, "it"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        keeper.stdin.write(asked)
+        keeper.stdin.flush()
+        assert keeper.stdout.read() == b"starts\n"
+
+
 def test_what_keepers_have_left_goes_after_a_month(home: Path) -> None:
     for name in ("gone", "alive", "new"):
         (home / f"{name}.warm").mkdir()
