@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import (
@@ -127,25 +130,57 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
     Raises:
         StorageError: the storage failed. A job whose directory is closed to this user is UNREADABLE instead.
     """
-    shares = _shares(filesystem, names)
-    with without_collection():
-        if len(shares) <= 1:
-            return _states(filesystem, names, clock)
-        with ProcessPoolExecutor(len(shares) - 1, get_context("fork")) as processes:
-            others = [processes.submit(_states, filesystem, share, clock) for share in shares[1:]]
-            found = _states(filesystem, shares[0], clock)
-            for share, other in zip(shares[1:], others, strict=True):
-                try:
-                    found += other.result()
-                except Exception:  # whatever befell that process, this one tells what the storage says
-                    found += _states(filesystem, share, clock)
-            return found
+    own, *others = _shares(filesystem, names)
+    with without_collection(), ExitStack() as processes:
+        answers: list[Connection] = []
+        with suppress(OSError):  # this host gives no more processes or pipes
+            for share in others:
+                answers.append(_fork(partial(_states, filesystem, share, clock), answers, processes))
+        found = _states(filesystem, own, clock)
+        for number, share in enumerate(others):
+            try:
+                found += answers[number].recv()
+            except Exception:  # whatever befell that process, or it never began: this one tells what the storage says
+                found += _states(filesystem, share, clock)
+        return found
+
+
+def _fork(look: Callable[[], object], before: Sequence[Connection], processes: ExitStack) -> Connection:
+    """Have a new process look, which sends what it has seen and ends; where to receive that.
+
+    The process ends with the stack at the latest. If this process is killed, the other one ends when it sends.
+
+    Args:
+        look: what the process does.
+        before: where the answers of earlier ones are received.
+        processes: kills this one at its end.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    context = get_context("fork")
+    answer, sent = context.Pipe(duplex=False)
+    processes.enter_context(answer)
+    with sent:
+        process = context.Process(target=_send, args=(look, sent, (*before, answer)), daemon=True)
+        process.start()
+    processes.callback(process.join)
+    processes.callback(process.kill)
+    return answer
+
+
+def _send(look: Callable[[], object], sent: Connection, inherited: Sequence[Connection]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this process
+    for answer in inherited:
+        answer.close()  # else nobody would notice at sending that the parent is dead
+    with suppress(Exception):  # the parent sees the end of the pipe, and looks by itself
+        sent.send(look())
 
 
 def _shares(filesystem: FileSystem, names: Sequence[str]) -> Sequence[Sequence[str]]:
     """The jobs of each process, this one first; one share where a fork is not worth its while, or not safe."""
     count = min(_MOST_PROCESSES, len(names) // _JOBS_OF_A_PROCESS)
-    if count <= 1 or not filesystem.is_distant or sys.platform != "linux":
+    if count <= 1 or not filesystem.is_worth_forking or sys.platform != "linux":
         return [names]
     size = -(-len(names) // min(count, len(os.sched_getaffinity(0))))
     return [names[begin : begin + size] for begin in range(0, len(names), size)]

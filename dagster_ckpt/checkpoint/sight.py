@@ -27,7 +27,8 @@ __all__ = ["Sight", "look"]
 #: a newer run may have died before its first beat, while the older run still beats. After this time the claim of a job
 #: that is over is read again, too. Each job has its own share of this time, so that not all jobs are asked for at once.
 _ANEW = 10.0
-#: In a bucket the next claim is asked for instead, and the epochs are listed after so many seconds.
+#: In a bucket the next claim is asked for instead, and the epochs are listed after so many seconds, of which each job
+#: has its own share, too.
 _LISTED = 3600.0
 #: Seconds between two ticks of a sensor: a run that beats as often is looked at by each tick.
 _TICK = 5.0
@@ -129,7 +130,7 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     submitted = dead is None and (known is None or known.dead is not None or known.attendance is not None)
     attendance = attendance_of(records, claim, clock) if submitted else None
     anew_at = _anew_at(claim, clock, heartbeat)
-    list_at = clock.monotonic() + _LISTED if records.filesystem.is_distant else anew_at
+    list_at = clock.monotonic() + _LISTED * _share(claim) if records.filesystem.is_distant else anew_at
     return Sight(claim, choice, end, dead, anew_at, heartbeat, asked, attendance, list_at)
 
 
@@ -163,6 +164,10 @@ def _rest(heartbeat: Heartbeat, records: JobRecords) -> float:
 
 
 def _anew_at(claim: Claim, clock: Clock, heartbeat: Heartbeat | None) -> float:
-    share = crc32(claim.token.encode()) / 2**32
     lease = Lease() if heartbeat is None else heartbeat.lease
-    return clock.monotonic() + max(_ANEW, 2 * lease.timeout) * (1 + share) / 2
+    return clock.monotonic() + max(_ANEW, 2 * lease.timeout) * _share(claim)
+
+
+def _share(claim: Claim) -> float:
+    """The job's own part of a time, from a half to the whole."""
+    return (1 + crc32(claim.token.encode()) / 2**32) / 2

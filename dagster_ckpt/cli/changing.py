@@ -106,6 +106,7 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
         )
     asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:
+        asked.ask()  # the request may stand although this fails
         while (end := asked.look()) is None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
@@ -138,7 +139,6 @@ class _Canceled:
         self._records = records
         self._epoch = epoch
         self._clock = clock
-        self._ask()
 
     def look(self) -> End | None:
         """How the job has ended, ``None`` while the job goes on."""
@@ -151,10 +151,11 @@ class _Canceled:
             if claim is not None and claim.run_id != self.run_id:
                 warn(f"Run {claim.run_id} has taken the job over from run {self.run_id}, and is asked, too.")
                 self.run_id = claim.run_id
-                self._ask()
+                self.ask()
         return end
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Ask the run that holds the job."""
         self._records.savepoint_requests.ask_to_cancel(CancelRequest(self.run_id, self._clock.time()))
 
 

@@ -51,6 +51,9 @@ class FileSystem(ABC):
 
     #: The next step where :meth:`probe` fails; empty if the error of each operation has its own.
     probe_hint: str = ""
+    #: Whether many requests are worth sharing among forked processes: each request is work for the processor, and a
+    #: forked process connects by itself at little cost.
+    is_worth_forking: bool = False
 
     @property
     def storage_options(self) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,13 +48,20 @@ def report(job: str, path: str, to: Path | None, as_json: bool) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Put a whole page in the place of the page that is there: somebody may be reading that."""
+    """Put a whole page in the place of the page that is there: somebody may be reading that.
+
+    A link stays, and what it leads to is replaced. What is no file, as a terminal or a pipe, is written to.
+    """
     if not file.name:
         raise InvalidConfiguration(f"{str(file)!r} is no name of a file.", hint="Name a file with --to.")
-    beside = file.with_name(f".{file.name}.tmp")
+    page = Path(os.path.realpath(file))
+    beside = page.with_name(f".{page.name}.tmp")
     try:
+        if file.exists() and not file.is_file():
+            file.write_text(text, encoding="utf-8")
+            return
         beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
+        beside.replace(page)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise InvalidConfiguration(

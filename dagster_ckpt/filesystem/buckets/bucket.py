@@ -67,6 +67,7 @@ class ObjectFileSystem(FileSystem):
     #: At 30 ms a request, 32 requests side by side take a twenty-fifth of the time of 32 in a row.
     concurrency = 32
     is_distant = True
+    is_worth_forking = True
 
     def __init__(self, url: str, root: str | None = None) -> None:
         self._url = url

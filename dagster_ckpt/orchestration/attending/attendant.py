@@ -243,10 +243,9 @@ class Attendant:
         end = self._records.epochs.read_end(claim.epoch)
         heartbeat = self._records.heartbeat.read()
         self._tell(heartbeat)
-        own = heartbeat is not None and heartbeat.epoch == claim.epoch
-        if heartbeat is not None and own:
-            self._lease = heartbeat.lease
-        if end is not None and end.is_final and own and heartbeat is not None and heartbeat.stopped:
+        own = heartbeat if heartbeat is not None and heartbeat.epoch == claim.epoch else None
+        self._lease = self._lease if own is None else own.lease
+        if end is not None and end.is_final and own is not None and own.stopped:
             return end
         dead, _ = self._records.heartbeat.judged(claim, end, self._clock)
         self._list_at = self._clock.monotonic() + _TIMEOUTS * self._lease.timeout
@@ -268,6 +267,7 @@ class Attendant:
         is_own = (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
         if not is_own or self._records.heartbeat.judge(heartbeat, claim, None, self._clock, asked)[0]:
             return False
+        self._lease = heartbeat.lease  # the first beat may come after the claim was seen
         if (is_due := asked >= self._list_at) and self._records.epochs.read_claim(claim.epoch + 1) is not None:
             return False
         self._list_at = asked + _TIMEOUTS * self._lease.timeout if is_due else self._list_at

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt import FileSystemCheckpointStorage
-from dagster_ckpt.checkpoint import job_states
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim
@@ -256,45 +252,6 @@ class TestManyJobs:
             found = states_of_jobs(bucket.filesystem(), names, SystemClock())
             assert len(server.log) == 6 * len(names), server.log
         assert [item.state for item in found if item is not None] == ["RUNNING"] * len(names)
-
-    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody forks")
-    @pytest.mark.parametrize("befalls", ["nothing", "a kill", "an error"])
-    def test_many_of_a_bucket_are_shared_among_processes_and_told_whatever_befalls_those(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, befalls: str
-    ) -> None:
-        monkeypatch.setattr(job_states, "_JOBS_OF_A_PROCESS", 2)
-        monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-        names = [f"job-{number}" for number in range(7)]
-        for name, begin in zip(
-            names, [_running, _dead, _running, _claimed, _interrupted, _running, _dead], strict=True
-        ):
-            begin(StoredJob(tmp_path / "storage", name))
-        storage = FaultInjectingFileSystem(StoredJob(tmp_path / "storage").catalog.filesystem)
-        storage.is_distant = True
-        alone = [job_state(CheckpointCatalog(storage, name), SystemClock()) for name in names]
-        (processes := tmp_path / "processes").mkdir()
-        storage.plan = _InAnotherProcess(os.getpid(), processes, befalls)
-        found = states_of_jobs(storage, names, SystemClock())
-        assert list(map(self._told, found)) == list(map(self._told, alone))
-        assert len(list(processes.iterdir())) == 3
-        assert not multiprocessing.active_children()
-
-
-@dataclass(frozen=True)
-class _InAnotherProcess:
-    """What befalls every process but one that reads a heartbeat; each leaves a file that is named like it."""
-
-    one: int
-    directory: Path
-    befalls: str
-
-    def __call__(self, operation: Operation) -> Fail | None:
-        (self.directory / str(os.getpid())).touch()
-        if os.getpid() == self.one or not operation.path.endswith("heartbeat"):
-            return None
-        if self.befalls == "a kill":
-            os._exit(1)
-        return Fail() if self.befalls == "an error" else None
 
 
 def _in_bucket(server: GcsServer, root: Path) -> FileSystemCheckpointStorage:

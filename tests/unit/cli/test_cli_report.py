@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,52 @@ def test_a_page_is_written_and_an_older_page_replaced(job: StoredJob, tmp_path: 
     assert "<h1>Checkpoints of orders</h1>" in html
     assert "failure 1" in html
     assert {file.name for file in tmp_path.iterdir() if "report" in file.name} == {"report.html"}
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(job: StoredJob, tmp_path: Path) -> None:
+    page, link = tmp_path / "pages" / "page.html", tmp_path / "report.html"
+    page.parent.mkdir()
+    link.symlink_to(page)
+    for before in (None, "the page of yesterday"):
+        if before is not None:
+            page.write_text(before)
+        assert _report(job, "orders", "--to", str(link)).exit_code == 0
+        assert link.is_symlink()
+        assert "<h1>Checkpoints of orders</h1>" in page.read_text(encoding="utf-8")
+    assert list(page.parent.iterdir()) == [page]
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["", "by a link"])
+def test_a_pipe_is_written_to_and_stays(job: StoredJob, tmp_path: Path, *, is_link: bool) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert _report(job, "orders", "--to", str(link if is_link else pipe)).exit_code == 0
+    assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
+    reader.join(60)
+    assert len(read) == 1
+    assert read[0].rstrip().endswith("</html>")
+
+
+def test_a_terminal_is_written_to(job: StoredJob) -> None:
+    ours, terminal = os.openpty()
+    read = bytearray()
+
+    def drain() -> None:
+        with contextlib.suppress(OSError):  # the end, where nobody has the terminal open any more
+            while data := os.read(ours, 4096):
+                read.extend(data)
+
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
+    told = _report(job, "orders", "--to", os.ttyname(terminal))
+    os.close(terminal)
+    reader.join(60)
+    os.close(ours)
+    assert told.exit_code == 0, told.stderr
+    assert read.rstrip().endswith(b"</html>")
 
 
 def test_the_same_as_data(job: StoredJob) -> None:

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, Savepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.cli import changing, main, status
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -190,6 +191,20 @@ def test_a_run_that_does_not_answer_is_not_asked_any_more(job: StoredJob) -> Non
     code, document, told = call(job, "cancel", job.name, "--timeout", "10 ms")
     assert (code, document) == (1, None)
     assert "by Terminate" in told
+    assert not job.catalog.records.savepoint_requests.is_to_cancel(claim.run_id)
+
+
+def test_a_request_that_could_not_be_told_of_does_not_stand(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    bucket = FaultInjectingFileSystem(job.catalog.filesystem)
+    bucket.is_distant = True
+    bucket.plan = lambda operation: Fail() if operation.path.endswith("/bell") else None
+    monkeypatch.setattr(changing, "storage_at", lambda _: bucket)
+    code, document, _ = call(job, "cancel", job.name)
+    assert (code, document) == (1, None)
+    written = [operation.path.rpartition("/")[2] for operation in bucket.operations if operation.name == "replace"]
+    assert written == ["cancel", "bell"]
     assert not job.catalog.records.savepoint_requests.is_to_cancel(claim.run_id)
 
 

@@ -132,12 +132,14 @@ def beat(bucket: Bucket, claim: Claim, sequence: int) -> None:
     bucket.others.heartbeat.write(Heartbeat(claim.epoch, claim.run_id, (process,), sequence, 0.0, lease=Lease(60, 300)))
 
 
-def test_a_run_that_attends_a_driver_looks_as_often_as_the_driver_beats_and_gives_rarer_signs() -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "and beats first after it was looked at"])
+def test_a_run_that_attends_a_driver_looks_as_often_as_the_driver_beats_and_gives_rarer_signs(*, is_late: bool) -> None:
     bucket = Bucket()
     epochs = bucket.others.epochs
     claim = epochs.claim(token="t", series=None, run_id=DRIVER, host="elsewhere", pid=1, now=iso(bucket.clock.time()))
     epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "of the test", complete=()))
-    beat(bucket, claim, 1)
+    if not is_late:
+        beat(bucket, claim, 1)
     began = bucket.clock.now
     given: dict[int, float] = {}
     parts: list[float] = []
@@ -192,7 +194,7 @@ def test_a_run_that_attends_a_driver_sees_within_six_timeouts_that_another_has_t
     def turn() -> None:
         assert bucket.clock.now - began < taken + 1800 + 120
 
-    told = Told(turn, lambda: False, *[lambda *_: None] * 6)
+    told = Told(turn, lambda: False, *[lambda *_: None] * 7)
     attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
     with pytest.raises(Fenced, match="taken the job over"):
         attendant.attend()
