@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def _replace(file: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(page)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise InvalidConfiguration(
             f"{file} cannot be written: {error.strerror}.", hint="Name another file with --to."
         ) from error

@@ -110,7 +110,13 @@ def test_an_unknown_job_is_refused_and_no_page_written(job: StoredJob, tmp_path:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_an_error_in_words(job: StoredJob, tmp_path: Path) -> None:
-    told = _report(job, "orders", "--to", str(tmp_path / "no" / "such" / "report.html"))
+@pytest.mark.parametrize(
+    ("above", "why"), [("no/such", "No such file or directory"), ("file", "Not a directory")], ids=["missing", "a file"]
+)
+def test_a_page_that_cannot_be_written_is_an_error_in_words(
+    job: StoredJob, tmp_path: Path, above: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    told = _report(job, "orders", "--to", str(tmp_path / above / "report.html"))
     assert told.exit_code == 1
-    assert "cannot be written: No such file or directory" in told.stderr
+    assert f"cannot be written: {why}" in told.stderr
