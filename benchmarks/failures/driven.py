@@ -91,7 +91,8 @@ class Driven:
             wait_for(lambda: not jvm.is_alive(), "the JVM to be gone", seconds=60, poll=0.005)
             shutil.rmtree(live.path.parent, ignore_errors=True)
         records = self._catalog.records
-        epoch, choice = wait_for(lambda: self._chosen_after(heartbeat.epoch), "the next start", seconds=240, poll=0.02)
+        # Not too often: each look takes processor time from the start that is measured.
+        epoch, choice = wait_for(lambda: self._chosen_after(heartbeat.epoch), "the next start", seconds=240, poll=0.1)
         if choice.restored is None:
             raise RuntimeError("The next start began from nothing")
         restored = self._catalog.resolve(choice.restored).batch
