@@ -97,6 +97,8 @@ class JobWatch:
         self._events = JobEvents(instance, report, asset.key, catalog, clock)
         self._requests = RequestEvents(instance, report, asset.savepoints_key, asset.checkpoints_key, catalog, clock)
         self._is_dead = False
+        #: Whether a step has found out that the job's run is over.
+        self.has_news = False
 
     def step(self) -> dg.RunRequest | str:
         """Act on the facts; return the run to request, or the reason for none."""
@@ -134,10 +136,12 @@ class JobWatch:
                 case MarkDead(run_id, canceled, reason):
                     self._log.warning("Run %s of job %s is over: %s", run_id, self._asset.name, reason)
                     self._mark(run_id, canceled=canceled, reason=reason)
+                    self.has_news = True
                 case RecordFailures(failures):
                     for failure in failures:
                         self._log.warning("Job %s failed: %s", self._asset.name, failure.reason)
                         self._records.failures.record(claim.series, failure)
+                    self.has_news = True
                 case EndJob(status, reason, poison):
                     if poison is not None:
                         reason = poison_of(self._catalog, poison).in_one_line

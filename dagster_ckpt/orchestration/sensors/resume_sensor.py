@@ -25,7 +25,7 @@ from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
-from dagster_ckpt.orchestration.sensors.staying import AGAIN, STAY, drivers_here, may_stay, one_has_died
+from dagster_ckpt.orchestration.sensors.staying import AFTER_NEWS, AGAIN, STAY, drivers_here, may_stay, one_has_died
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
@@ -112,6 +112,7 @@ def build_resume_sensor(
                 except Exception as error:
                     failed(asset, error)
                     continue
+                found.has_news |= watch.has_news
                 if watch.finished is not None:
                     cursor.finished[asset.name] = watch.finished
                 if isinstance(outcome, dg.RunRequest):
@@ -134,8 +135,12 @@ def build_resume_sensor(
         until = time.monotonic() + STAY
         stays = may_stay(context.instance)
         found = turn(context, _Cursor.of(context.cursor))
-        stays = stays and not found.said
-        while stays and not found.requests and time.monotonic() < until:
+        stays = stays and (found.has_news or not found.said)
+        while stays and not found.requests:
+            if found.has_news:
+                until = max(until, time.monotonic() + AFTER_NEWS)
+            if time.monotonic() >= until:
+                break
             if found.said:  # a run has died in this tick, and its job waits for what the death brings about
                 time.sleep(AGAIN)
             elif not one_has_died(drivers_here(found.alive), until):
@@ -182,6 +187,7 @@ class _Turn:
         said: pairs of a job with something to do, and what came of it.
         quiet: pairs of a job with nothing to do, and why.
         alive: what was seen of the latter.
+        has_news: whether a run was found to be over that no look had known to be over.
     """
 
     cursor: _Cursor
@@ -189,3 +195,4 @@ class _Turn:
     said: list[tuple[str, str]] = field(default_factory=list)
     quiet: list[tuple[str, str]] = field(default_factory=list)
     alive: list[Sight] = field(default_factory=list)
+    has_news: bool = False
