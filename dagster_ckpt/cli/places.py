@@ -280,8 +280,8 @@ def asked_jobs(job: str | None, filesystem: FileSystem) -> list[str]:
 def of_each(jobs: Sequence[str], ask: Callable[[str], _Told], denied: str = "is left out") -> tuple[list[_Told], bool]:
     """What each job tells, and whether all of them could be asked.
 
-    The directory of one job may be closed to this user, and then the others still tell. ``denied`` says of such a job
-    what that means.
+    If the directory of one job is closed to this user, the other jobs are told all the same. ``denied`` is what a
+    warning says of the closed job.
 
     Raises:
         StorageError: the storage failed, or the directory of the only job is closed.

@@ -294,7 +294,7 @@ def _copy(
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a directory, or a link to one; a link in a circle is none, as a link to nothing.
+    """Whether an entry is a directory, or a link to a directory. A link in a circle, or to nothing, leads to none.
 
     A link that this user may not follow counts as a directory: whoever asks for what is there hears why not.
     """
