@@ -85,6 +85,17 @@ class FileSystemContract:
         assert storage.fetch("shared/f", tmp_path / "target") == expected
         assert (tmp_path / "target").read_bytes() == data
 
+    @pytest.mark.parametrize("content", [b"", b"\r", b"\n", b"a\r\n", b"\n\na\r", b"--\r\n", bytes(range(256))])
+    def test_every_byte_comes_back(self, storage: FileSystem, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(content)
+        storage.write("written", tmp_path / "source", _never)
+        storage.create("created", content)
+        storage.replace("replaced", content)
+        for path in ("written", "created", "replaced"):
+            assert storage.read(path) == content
+            storage.fetch(path, tmp_path / path)
+            assert (tmp_path / path).read_bytes() == content
+
     def test_a_part_of_a_file(self, storage: FileSystem, tmp_path: Path) -> None:
         data = os.urandom(3 << 20)
         storage.write("f", data, _never)

@@ -98,15 +98,20 @@ def _masked(mask: _Mask, content: Any) -> Any:
 
 
 def parts_of(content_type: str, body: bytes) -> list[tuple[Mapping[str, str], bytes]]:
-    """Headers and content of the parts of a message; lines may end with LF, as gcsfs sends them."""
+    """Headers and content of the parts of a message; lines may end with LF, as gcsfs sends them.
+
+    Lines end as the line of the first mark does: a CR before an LF that ends a line belongs to the content.
+    """
     boundary = re.search(r'boundary="?([^";]+)"?', content_type)
     assert boundary is not None
     mark = b"--" + boundary[1].encode()
     inner = body[body.index(mark) + len(mark) : body.rindex(mark + b"--")]
+    line_break = b"\r\n" if inner.startswith(b"\r\n") else b"\n"
     parts = []
-    for part in re.split(rb"\r?\n" + re.escape(mark), inner):
+    # The line break before a mark belongs to the mark.
+    for part in inner.removesuffix(line_break).split(line_break + mark):
         # One line break ends the mark; a second line break right after it means that there are no headers.
-        head, content = _head_and_content(re.sub(rb"\A\r?\n", b"", part))
+        head, content = _head_and_content(part.removeprefix(line_break))
         parts.append((_headers(head), content))
     return parts
 
@@ -115,8 +120,7 @@ def two_parts(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
     """The description and the data of an upload in one request; the type of the data is part of the description."""
     (_, about), (headers, data) = parts_of(content_type, body)
     kind = {"contentType": headers["Content-Type"]} if "Content-Type" in headers else {}
-    # The line break before the mark belongs to the mark.
-    return {**kind, **json.loads(about)}, re.sub(rb"\r?\n\Z", b"", data)
+    return {**kind, **json.loads(about)}, data
 
 
 def calls_of(content_type: str, body: bytes) -> Iterator[tuple[str, Call]]:

@@ -358,7 +358,7 @@ def test_the_tick_that_finds_a_death_waits_for_the_first_delay_and_no_later_tick
     monkeypatch.setattr(resume_sensor, "STAY", 0.0)
     monkeypatch.setattr(resume_sensor, "AFTER_NEWS", 60.0 if is_due else 1.0)
     turns: list[float] = []
-    monkeypatch.setattr(resume_sensor.time, "sleep", turns.append)
+    monkeypatch.setattr(time, "sleep", turns.append)
     job.die(sensor.add_run(run_id(), Status.STARTED))
     requests, _ = sensor.tick()
     assert (len(requests), bool(turns)) == (int(is_due), True)
