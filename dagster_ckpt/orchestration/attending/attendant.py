@@ -386,11 +386,10 @@ class Attendant:
                 self._kill()
                 return
             self._wait(_TURN)
-        self._told.log(
-            logging.WARNING,
-            f"The driver has not ended within {_GRACE:.0f} s. The resume sensor asks the driver again as soon as the "
-            f"storage can be reached; so does `dagster-ckpt cancel {self._catalog.job_name}`.",
-        )
+        name, url = self._catalog.job_name, self._catalog.filesystem.url
+        told = f"The driver has not ended within {_GRACE:.0f} s. The resume sensor asks the driver again as soon as "
+        told += f"the storage is back; so does `dagster-ckpt cancel {name} --path {url}`."
+        self._told.log(logging.WARNING, told)
 
     def _ask_to_cancel(self) -> None:
         with contextlib.suppress(Fenced):

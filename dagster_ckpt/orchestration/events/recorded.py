@@ -35,8 +35,9 @@ _REFUSALS = (
 )
 
 
-def next_step(event: Happened, job_name: str) -> str:
-    """What a person does after an event, where the event's own reason does not say more."""
+def next_step(event: Happened, catalog: CheckpointCatalog) -> str:
+    """What a person does after an event of a job, where the event's own reason does not say more."""
+    name, url = catalog.job_name, catalog.filesystem.url
     match event:
         case Happened.FAILED_CHECKPOINT:
             return (
@@ -50,13 +51,13 @@ def next_step(event: Happened, job_name: str) -> str:
             )
         case Happened.FALLBACK:
             return (
-                f"See what is broken with `dagster-ckpt verify {job_name}`. A checkpoint in quarantine stays until "
-                "`dagster-ckpt dispose` deletes it."
+                f"See what is broken with `dagster-ckpt verify {name} --path {url}`. A checkpoint in quarantine "
+                "stays until `dagster-ckpt dispose` deletes it."
             )
         case Happened.REFUSED_START:
             return (
                 "Nothing was changed. Mend what the reason names and launch the job again; `dagster-ckpt preflight "
-                f"{job_name}` says what can be restored."
+                f"{name} --path {url}` says what can be restored."
             )
         case Happened.FAILED:
             return "Mend the cause, and launch the job with restore_from: latest."
@@ -94,7 +95,7 @@ def recorded(
     for chosen in sorted((epoch for epoch, kinds in epochs.items() if "choice" in kinds), reverse=True)[:_CHOICES]:
         choice = records.epochs.read_choice(chosen)
         if choice is not None and choice.fell_back and (claim := records.epochs.read_claim(chosen)) is not None:
-            step = next_step(Happened.FALLBACK, catalog.job_name)
+            step = next_step(Happened.FALLBACK, catalog)
             at = seconds_of(claim.claimed_at)
             yield Occurrence(Happened.FALLBACK, f"fallback-{chosen}", at, choice.fell_back, step)
 
@@ -122,7 +123,7 @@ def _occurrence(
     name = catalog.records.failures.name(failure)
     # What was told as a restart may turn out to be the end of the job.
     name = name if event is Happened.RESTART else _end_of(name)
-    return Occurrence(event, name, failure.at, reason or failure.reason, way_on or next_step(event, catalog.job_name))
+    return Occurrence(event, name, failure.at, reason or failure.reason, way_on or next_step(event, catalog))
 
 
 def _has_failed(end: End | None) -> bool:

@@ -131,7 +131,7 @@ class JobEvents:
 
     def _tell_now(self, event: Happened, name: str, reason: str, step: str = "", *, times: int = 1) -> None:
         """Tell what is on no record."""
-        step = step or next_step(event, self._catalog.job_name)
+        step = step or next_step(event, self._catalog)
         self._waiting.append(Occurrence(event, name, self._clock.time(), reason, step, times))
         self._tell_waiting()
 

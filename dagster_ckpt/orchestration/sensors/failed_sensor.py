@@ -41,6 +41,7 @@ class JobFailed:
         checkpoint: ``{job id}/chk-N`` that the job would go on from, ``None`` if there is none or it cannot be read.
         state: ``FAILED``; ``UNREADABLE`` for damaged records; ``DEAD``, ``INTERRUPTED`` or ``RESTARTING`` for a job
             that cannot be resumed from its newest checkpoint.
+        checkpoint_path: the URL of the storage that has the job's checkpoints.
     """
 
     job_name: str
@@ -48,6 +49,7 @@ class JobFailed:
     run_id: str | None
     checkpoint: str | None
     state: str = JobStatus.FAILED.value
+    checkpoint_path: str = ""
 
 
 def on_job_failed(
@@ -95,16 +97,17 @@ def on_job_failed(
         cursor = _Cursor.of(context.cursor)
         said: list[tuple[str, str]] = []
 
-        def look(storage: FileSystem, asset: CheckpointedStreamingAsset) -> JobState | None:
-            return _in_need(storage, asset, sights, cursor.ended.get(asset.name))
+        def look(storage: FileSystem, asset: CheckpointedStreamingAsset) -> tuple[JobState, str] | None:
+            found = _in_need(storage, asset, sights, cursor.ended.get(asset.name))
+            return None if found is None else (found, storage.url)
 
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, look) as looks:
             for asset in looks.turns():
                 try:
-                    found = looks.at(asset)
+                    found, url = looks.at(asset) or (None, "")
                     if found is not None and not cursor.has_told(found):
                         newest = None if found.newest is None else found.newest.reference
-                        tell(JobFailed(asset.name, _why(found), found.run_id, newest, found.state))
+                        tell(JobFailed(asset.name, _why(found), found.run_id, newest, found.state, url))
                         context.log.info("Told of job %s, which is %s: %s", asset.name, found.state, _why(found))
                         said.append((asset.name, f"told that it is {found.state}"))
                 except Exception as error:

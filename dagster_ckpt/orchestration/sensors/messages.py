@@ -117,8 +117,8 @@ def _text(failed: JobFailed) -> str:
             f"Job {failed.job_name} is {failed.state}, and nothing resumes it by itself.",
             failed.reason,
             f"Its newest checkpoint: {failed.checkpoint or 'none'}. Its last run: {failed.run_id or 'unknown'}.",
-            f"Look with `dagster-ckpt status {failed.job_name}`. When the cause is mended, materialize the asset: "
-            "the job goes on from its newest checkpoint.",
+            f"Look with `dagster-ckpt status {failed.job_name} --path {failed.checkpoint_path or 'PATH'}`. When the "
+            "cause is mended, materialize the asset: the job goes on from its newest checkpoint.",
         )
     )
 

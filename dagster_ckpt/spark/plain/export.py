@@ -114,7 +114,7 @@ def export_checkpoint(
             raise _lossy(metadata, preflight.losses)
         _publish(scratch / LOCATION, directory)
         if catalog.records.epochs.highest() != epoch:
-            raise _launched(catalog.job_name, directory)
+            raise _launched(catalog, directory)
     except CheckpointError:
         raise
     except OSError as error:
@@ -197,14 +197,15 @@ def _lossy(metadata: CheckpointMetadata, losses: Sequence[Finding]) -> RestoreWi
     )
 
 
-def _launched(job_name: str, directory: Path) -> JobAlreadyRunning:
+def _launched(catalog: CheckpointCatalog, directory: Path) -> JobAlreadyRunning:
     """Take back what was written, as far as the disk lets it, and tell so."""
     shutil.rmtree(directory, ignore_errors=True)
     left = f"Delete {directory}, which could not be removed, and do not start a query from there. " * directory.exists()
     return JobAlreadyRunning(
-        f"Job {job_name!r} was launched while it was exported, and goes on from the same checkpoint. "
+        f"Job {catalog.job_name!r} was launched while it was exported, and goes on from the same checkpoint. "
         f"{'' if left else f'{directory} was removed again.'}".strip(),
-        hint=f"{left}Stop the job with `dagster-ckpt stop {job_name}` or by Terminate; then export latest.",
+        hint=f"{left}Stop the job with `dagster-ckpt stop {catalog.job_name} --path {catalog.filesystem.url}` or by "
+        "Terminate; then export latest.",
     )
 
 

@@ -184,7 +184,7 @@ def _check_stateful(metadata: CheckpointMetadata) -> None:
         raise InvalidConfiguration(
             f"The query of job {metadata.job_name!r} has no state in {metadata.reference}.",
             hint="Aggregations, joins of streams, deduplication and transformWithState keep state. `dagster-ckpt "
-            f"describe {metadata.job_name} {metadata.reference}` tells what the checkpoint holds.",
+            "describe` tells what the checkpoint holds.",
         )
 
 

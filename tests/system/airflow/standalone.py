@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +18,8 @@ import requests
 from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.servers.ports import free_ports
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "airflow"
+_CLONE = Path(__file__).resolve().parents[3]
+_README = _CLONE / "examples" / "airflow" / "README.md"
 #: Far more than any step takes on a busy machine.
 PATIENCE = 300.0
 
@@ -39,11 +40,9 @@ class Airflow:
         settings = {
             "API__PORT": api,
             "API__WORKERS": 1,
-            "CORE__DAGS_FOLDER": EXAMPLE / "dags",
             "CORE__EXECUTION_API_SERVER_URL": f"{self._url}/execution/",
             "CORE__LOAD_EXAMPLES": False,
             "CORE__PARALLELISM": 3,
-            "CORE__PLUGINS_FOLDER": EXAMPLE / "plugins",
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
             "LOGGING__TRIGGER_LOG_SERVER_PORT": trigger_logs,
             "LOGGING__WORKER_LOG_SERVER_PORT": worker_logs,
@@ -57,15 +56,18 @@ class Airflow:
             "WORKERS__EXECUTION_API_TIMEOUT": 60,
         }
         self._environment = {
-            **{name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DAGSTER_HOME"}},
+            **_documented(root),
             **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
             "AIRFLOW_HOME": str(root / "home"),
-            "ORDERS_DATA": str(root / "data"),
-            "ORDERS_PYTHON": sys.executable,
             "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         self._processes = ExitStack()
+
+    @property
+    def data(self) -> Path:
+        """The directory of the example's data."""
+        return Path(self._environment["ORDERS_DATA"])
 
     def start(self) -> None:
         """Start Airflow, and wait until the example's DAGs are known."""
@@ -178,6 +180,23 @@ class Airflow:
             health = self.ask("GET", "monitor/health")
             return all(part["status"] == "healthy" for part in health.values() if part is not None)
         return False
+
+
+def _documented(root: Path) -> dict[str, str]:
+    """The environment that the README's commands make, run up to the one that starts Airflow."""
+    commands = re.search(r"```\n(export .*?)airflow standalone\n```", _README.read_text(encoding="utf-8"), re.DOTALL)
+    assert commands is not None, "the README tells no more how to try the example"
+    given = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DAGSTER_HOME"}}
+    told = subprocess.run(
+        ["bash", "-euc", f"{commands[1]}\nenv -0"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=_CLONE,
+        env={**given, "TMPDIR": str(root)},
+    ).stdout
+    made = dict(line.split("=", 1) for line in told.split("\0") if line)
+    return {**given, **{name: value for name, value in made.items() if name.startswith(("AIRFLOW__", "ORDERS_"))}}
 
 
 def end(process: psutil.Process) -> None:

@@ -33,12 +33,11 @@ _COLUMNS = ["id", "shop", "cents"]
 
 
 class Orders:
-    """The job of the example, its input and its output."""
+    """The job of the example, its input and its output; the README's commands have landed the first file."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
         self._landed = 0
-        (data / "landed").mkdir(parents=True)
 
     @property
     def catalog(self) -> CheckpointCatalog:
@@ -57,7 +56,8 @@ class Orders:
 
     def expected(self) -> Counter[tuple[object, ...]]:
         """The same by a computation over all files at once."""
-        files = [pd.read_json(file, lines=True) for file in (self.data / "landed").glob("[0-9]*.json")]
+        landed = sorted((self.data / "landed").glob("[0-9]*.json"), key=lambda file: file.stat().st_mtime_ns)
+        files = [pd.read_json(file, lines=True) for file in landed]
         return Counter(pd.concat(files).drop_duplicates("id")[_COLUMNS].itertuples(index=False, name=None))
 
     def written(self) -> Counter[tuple[object, ...]]:
@@ -112,9 +112,8 @@ class Orders:
 @pytest.fixture(scope="module")
 def under_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Airflow, Orders]]:
     root = tmp_path_factory.mktemp("airflow")
-    orders = Orders(root / "data")
     with airflow(root) as started:
-        yield started, orders
+        yield started, Orders(started.data)
 
 
 def same(what: Callable[[], object], wanted: Callable[[], object], name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dagster_ckpt.testing.gcs.messages import two_parts
@@ -18,6 +18,7 @@ _PIECES = [b"\r", b"\n", b"-", b"--", b"\x00", b"\xff", b"==0", b"a: b"]
 @example(pieces=[b"\r", b"\n"])
 def test_the_data_of_an_upload(end: bytes, pieces: list[bytes]) -> None:
     data = b"".join(pieces)
+    assume(b"\n--==0==" not in data)  # a client chooses a mark that the data lacks
     about, arrived = two_parts('multipart/related; boundary="==0=="', multipart({"name": "a/f"}, data, end))
     assert arrived == data
     assert about == {"name": "a/f", "contentType": "application/octet-stream"}
