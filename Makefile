@@ -35,6 +35,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
+	@tools/require-prometheus
 	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw

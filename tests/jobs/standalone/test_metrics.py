@@ -23,11 +23,13 @@ from dagster_ckpt.spark.metrics import _COUNTERS, _GAUGES
 from tests.jobs.harness import Bench, eventually
 from tests.jobs.standalone.test_drivers import Command, driver_of, until_read
 from tests.servers.ports import free_port
+from tests.servers.prometheus import running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_BOARD = Path(__file__).parents[3] / "docs" / "how-to" / "grafana-board.json"
+_HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
+_BOARD = _HOW_TO / "grafana-board.json"
 
 
 class Receiver(ThreadingHTTPServer):
@@ -130,6 +132,52 @@ def test_a_job_pushes_its_metrics_and_can_be_scraped(
     )
     command.process.terminate()
     assert command.status() == 143
+
+
+def test_the_alerts_of_the_docs_and_the_queries_of_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is well alerts nobody, and a job that has ended is still missed, when nothing tells metrics."""
+    port = free_port()
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "prometheus")
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", str(port))
+    bench = Bench(cast("SparkSession", None), tmp_path)
+    bench.land(2)
+    command = Command(tmp_path)
+    until_read(bench, command)
+    late, failed = _alerts()
+    with running(tmp_path / "prometheus", port) as prometheus:
+
+        def tells(expression: str, *, of_job: bool = True) -> None:
+            told = {"tiny"} if of_job else set()
+            eventually(expression, lambda: set(prometheus.ask(expression)) == told)
+
+        tells(_with_threshold(late, "> -1"))
+        tells(_with_threshold(failed, ">= 0"))
+        assert prometheus.ask(late) == prometheus.ask(failed) == {}
+        for panel in json.loads(_BOARD.read_text(encoding="utf-8"))["panels"]:
+            for target in panel["targets"]:
+                query = target["expr"].replace("$job_name", "tiny|other")
+                # The job restored nothing, and its source tells no records that are left.
+                tells(query, of_job="restore_timestamp" not in query and "pending_records" not in query)
+
+        command.process.terminate()
+        assert command.status() == 143
+        tells("dagster_ckpt_last_checkpoint_completed_timestamp_milliseconds", of_job=False)
+        tells(_with_threshold(late, "> 0"))
+        assert prometheus.ask(_with_threshold(late, "> 0"))["tiny"] < 600
+
+
+def _alerts() -> list[str]:
+    """The expressions of the page's section on alerts."""
+    text = (_HOW_TO / "metrics.md").read_text(encoding="utf-8")
+    block = re.search(r"## Alerts.*?```\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    return block[1].strip().split("\n\n")
+
+
+def _with_threshold(alert: str, threshold: str) -> str:
+    changed, times = re.subn(r">=? \d+\Z", threshold, alert)
+    assert times == 1, alert
+    return changed
 
 
 def test_a_receiver_that_hangs_holds_up_nobody() -> None:
