@@ -90,6 +90,7 @@ def measure(keys: int, directory: Path, options: argparse.Namespace) -> dict[str
 def write_page(page: Path, report: dict[str, Any]) -> None:
     """Write the Markdown page, and its plot into ``../images``."""
     machine, sizes = report["machine"], report["sizes"]
+    heads = [*(f"{name}, {unit}" for name, unit in _FIGURES.items()), "its lower 95 % bound", "checkpoints, pairs"]
     lines = [
         "# State that grows",
         "",
@@ -99,16 +100,18 @@ def write_page(page: Path, report: dict[str, Any]) -> None:
         f"{report['measured_at'][:10]}, {machine['cpus']} cores, Python {machine['python']}, load average at the begin "
         f"{machine['load']:.1f}.",
         "",
-        "| keys | " + " | ".join(f"{name}, {unit}" for name, unit in _FIGURES.items()) + " | checkpoints, pairs |",
-        "|---" * (len(_FIGURES) + 2) + "|",
+        f"| keys | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 1) + "|",
     ]
     for size in sizes:
         cells = " | ".join(f"{size[name]:,.3g}" if size[name] < 1000 else f"{size[name]:,.0f}" for name in _FIGURES)
-        lines.append(f"| {size['keys']:,} | {cells} | {size['checkpoints']}, {size['pairs']} |")
+        counted = f"{size['lower']:.2g} | {size['checkpoints']}, {size['pairs']}"
+        lines.append(f"| {size['keys']:,} | {cells} | {counted} |")
     lines += [
         "",
         "*Pin* is the one step that the query may have to wait for. *Write* goes on beside the query. *Restore* is to",
-        "read all files of a checkpoint, to verify them and to lay them out.",
+        "read all files of a checkpoint, to verify them and to lay them out. The *bound* tells how far the pairs of",
+        "blocks scatter.",
         "",
         "![Each figure against the number of keys, both axes logarithmic](../images/growth.svg)",
     ]
