@@ -116,14 +116,13 @@ def write_page(page: Path, report: dict[str, Any]) -> None:
         "![Each figure against the number of keys, both axes logarithmic](../images/growth.svg)",
     ]
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    figure = Figure(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for name, unit in _FIGURES.items():
         axes.plot([size["keys"] for size in sizes], [size[name] for size in sizes], "o-", label=f"{name}, {unit}")
     axes.set(xscale="log", yscale="log", xlabel="keys of state")
     axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
+    figure.legend(loc="outside lower center", ncols=3)
     images = page.parent.parent / "images"
     images.mkdir(exist_ok=True)
     # The same bytes for the same figures.
