@@ -94,9 +94,8 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
         return before
     if before is not None and before.dead is None and before.choice is not None:
         before = _still_newest(before, records, clock)
-    if before is not None and before.dead is None and before.choice is not None and clock.monotonic() < before.anew_at:
         asked = clock.monotonic()
-        heartbeat = records.heartbeat.read()
+        heartbeat = records.heartbeat.read() if asked < before.anew_at else None
         if heartbeat is not None and _is_of(heartbeat, before.claim) and not heartbeat.stopped:
             dead, _ = records.heartbeat.judge(heartbeat, before.claim, before.end, clock, asked)
             if dead is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
 
@@ -154,10 +154,11 @@ def ask_checkpoint(
     report(f"Asking run {heartbeat.run_id} (epoch {heartbeat.epoch}) for a checkpoint.")
     now = clock.time()
     request = SavepointRequest(uuid.uuid4().hex, None, False, now, now + seconds, checkpoint=True)
+    asker = _Asker(catalog, request, seconds, clock, wait or time.sleep, report)
     if wait is None:
-        catalog.records.savepoint_requests.ask(request)
+        asker.ask()
         return None
-    return _Asker(catalog, request, seconds, clock, wait, report).take()
+    return asker.take()
 
 
 def _seconds(timeout: str | timedelta) -> float:
@@ -187,18 +188,28 @@ class _Asker:
         self._wait = wait
         self._report = report
 
+    def ask(self) -> None:
+        """Record the request, and wait for no answer."""
+        with self._or_withdrawn():
+            self._requests.ask(self._request)
+
     def take(self) -> TakenSavepoint:
-        try:
+        with self._or_withdrawn():
             self._requests.ask(self._request)
             answer = self._answer()
-        except BaseException:  # an interrupt too: a request that nobody waits for must not stop the job later
-            self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
-            raise
         with contextlib.suppress(OSError):  # the next start of the job removes leftover records
             self._requests.forget(self._request.token)
         if answer.savepoint is None:
             raise SavepointFailed(f"{self._subject} was not taken: {answer.error}", hint=answer.hint)
         return answer.savepoint
+
+    @contextlib.contextmanager
+    def _or_withdrawn(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # an interrupt too: a request that nobody waits for must not stop the job later
+            self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
+            raise
 
     @property
     def _subject(self) -> str:

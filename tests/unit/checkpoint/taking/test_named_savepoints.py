@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label
 from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.control.savepoint_requests import RequestState, SavepointRequest, TakenSavepoint
@@ -225,6 +226,24 @@ class TestACheckpointAtOnce:
                 served.job.clock.advance(min(served.job.coordinator.tick(), served.server.tick()) + 1e-9)
 
         return turn
+
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_what_fails_for_its_asker_is_not_carried_out(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    ) -> None:
+        """The request is there when the bell of a bucket fails."""
+        requests = served.job.run.catalog.records.savepoint_requests
+        turn = self.live(served)
+
+        def fail(token: str) -> None:
+            raise StorageError(f"no bell for {token}")
+
+        monkeypatch.setattr(type(requests), "_ring", lambda _, token: fail(token))
+        with pytest.raises(StorageError, match="no bell"):
+            self.ask(served, turn if waits else None)
+        turn(30)
+        assert requests.open() == []
+        assert find_newest(served.job.run.catalog).metadata is None
 
     def test_neither_interval_nor_pause_holds_it_up(self, served: Served) -> None:
         turn = self.live(served)
