@@ -38,7 +38,7 @@ CONNECTOR = ":".join(_CONNECTOR)
 #: Runs a program until this process closes the pipe that is the program's standard input, or is gone.
 _UNTIL_CLOSED = ("sh", "-c", 'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 $$; } & exec "$@" 3<&-', "sh")
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 #: Below those that Linux gives to whoever asks for any.
 _LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
 _MODULE, _USER = "org.apache.kafka.common.security.plain.PlainLoginModule", "reader"

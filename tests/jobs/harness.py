@@ -52,7 +52,7 @@ _Error = TypeVar("_Error", bound=CheckpointError)
 NEVER = CheckpointConfig(interval="1 h", min_pause="1 h")
 #: As often as batches allow.
 OFTEN = CheckpointConfig(interval="50 ms", num_retained=50)
-_DEADLINE = 240.0
+_DEADLINE = 600.0
 
 
 def eventually(what: str, condition: Callable[[], bool], *, unless: Callable[[], None] | None = None) -> None:

@@ -23,7 +23,7 @@ from tests.servers.ports import free_port
 __all__ = ["built", "serving"]
 
 #: Seconds in which a server, once built, must answer.
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 
 
 def built(package: str, version: str) -> Path:

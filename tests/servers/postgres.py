@@ -22,7 +22,7 @@ from tests.servers.ports import free_port
 __all__ = ["PostgresServer", "rows", "running"]
 
 USER = "tests"
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 #: Of whoever runs the tests, also where a test has moved its own.
 _TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 

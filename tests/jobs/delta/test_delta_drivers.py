@@ -16,7 +16,7 @@ from tests.jobs.tables.driver import JOB
 from tests.jobs.tables.dying_drivers import a_zombie_wakes_in_its_commit, drivers_are_killed_at_random_moments
 from tests.jobs.tables.holding import waiting
 
-pytestmark = [pytest.mark.releases, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.releases, pytest.mark.timeout(3000)]
 
 _DRIVER = ("tests.jobs.tables.driver", "delta")
 

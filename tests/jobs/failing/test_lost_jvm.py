@@ -23,7 +23,7 @@ from tests.jobs.matrix.streams import FILE, ROWS, land
 from tests.jobs.zombies.driver import JOB
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 _DRIVER = "tests.jobs.zombies.driver"
 _FILES = 10

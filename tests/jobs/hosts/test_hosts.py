@@ -19,7 +19,7 @@ from tests.servers.postgres import rows, running
 from tests.system.cluster.standalone import eventually
 
 # Not every machine lets its users make namespaces.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 #: The exit status of ``dagster-ckpt run`` for a job that another run has.
 TAKEN = 7

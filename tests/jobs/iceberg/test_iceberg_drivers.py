@@ -17,7 +17,7 @@ from tests.jobs.tables.dying_drivers import a_zombie_wakes_in_its_commit, driver
 from tests.jobs.tables.holding import waiting
 from tests.jobs.tables.iceberg import current, seen, snapshots, sql, table_of
 
-pytestmark = [pytest.mark.releases, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.releases, pytest.mark.timeout(3000)]
 
 _DRIVER = ("tests.jobs.tables.driver", "iceberg")
 _STEPS = ("rows", "before", "after")

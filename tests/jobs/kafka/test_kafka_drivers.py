@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(3600)
 #: What is exact with the running release of Spark.
 _SINK = "delta" if delta_conf() else "iceberg" if iceberg_conf() else "parquet"
 _KILLS = 25
-_DEADLINE = 240.0
+_DEADLINE = 600.0
 
 
 def _driver(bench: TopicBench) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.testing.kafka import KafkaServer
     from tests.servers.postgres import PostgresServer
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.releases, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.releases, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -135,7 +135,7 @@ def test_a_query_that_writes_by_foreach_batch(bench: Bench) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_query_that_was_killed_in_a_batch(bench: Bench) -> None:
     """Really killed, with a task in the middle of the third file's rows."""
     driver = [sys.executable, "-m", "tests.jobs.plain.driver", str(bench.root)]

@@ -19,7 +19,7 @@ from tests.jobs.rescaling.driver import JOB
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
 _DRIVER = "tests.jobs.rescaling.driver"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.checkpoint.control.epochs import Claim
 
-_DEADLINE = 240.0
+_DEADLINE = 600.0
 
 
 class Command:

@@ -29,7 +29,7 @@ from tests.jobs.stored_live.driver import JOB
 from tests.jobs.stored_live.kinds import KINDS, Server
 from tests.servers.gcs import BUCKET
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 _FILES = 9
 

@@ -17,7 +17,7 @@ from tests.helpers.driving import driving
 from tests.jobs.matrix.streams import FILE, land
 from tests.jobs.zombies.driver import JOB
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 
 def test_a_driver_that_hangs_is_killed_with_its_jvm(tmp_path: Path) -> None:

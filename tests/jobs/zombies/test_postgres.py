@@ -17,7 +17,7 @@ from tests.jobs.zombies.landing import Landing
 from tests.servers.postgres import PostgresServer, rows
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.integration, pytest.mark.timeout(1500)]
 
 #: The lock that holds each of a batch's statements up.
 _LOCKS = {

@@ -18,7 +18,7 @@ from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProc
 from tests.jobs.matrix.streams import land
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 _JOB = "copied"
 

@@ -21,7 +21,7 @@ from tests.jobs.zombies.driver import JOB
 from tests.jobs.zombies.landing import Landing
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 EARLY, LATE = "before it has come to the zombie's batch", "when it is past the zombie's batch"
 

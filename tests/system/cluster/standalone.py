@@ -8,7 +8,7 @@ from time import monotonic
 
 __all__ = ["eventually"]
 
-_DEADLINE = 300.0
+_DEADLINE = 900.0
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from dagster_ckpt.errors import CheckpointError, SparkNotStarted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset
 from tools.spark_environment import spark_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(3000)]
 
 _DEFINITIONS = "tests.system.cluster.submitted:defs"
 

@@ -34,7 +34,7 @@ from tests.servers.yarn_cluster import yarn_cluster
 from tests.system.cluster.layout import JOB, Shared
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(3000)]
 
 _DAYS = 40
 _FILES_PER_TRIGGER = 4

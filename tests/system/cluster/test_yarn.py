@@ -13,7 +13,7 @@ from dagster_ckpt.errors import SparkNotStarted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset
 from tests.servers.yarn_cluster import CLOSED_QUEUE, MiniYarn, yarn_cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from tests.system.connector.layout import (
     large_content,
 )
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.integration, pytest.mark.timeout(2400)]
 
 #: Files of the stream's input before and after the driver is killed.
 _BEFORE, _AFTER = 5, 8

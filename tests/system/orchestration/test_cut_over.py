@@ -20,7 +20,7 @@ from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.system.orchestration.watch import PATIENCE, JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 _GREEN = CodeVersion("2", in_place_of="1")
 

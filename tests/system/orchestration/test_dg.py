@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 _TYPE = "dagster_ckpt.CheckpointedStreamComponent"
 _FILES = {

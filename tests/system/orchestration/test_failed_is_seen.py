@@ -11,7 +11,7 @@ from tests.system.orchestration.watch import PATIENCE, JobWatch
 from tools.screenshots import browse, find_chromium
 
 # A Dagster, a browser, and a Spark: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_a_failed_job_is_seen_red_and_alerts_once(watch: Callable[[str], JobWatch]) -> None:

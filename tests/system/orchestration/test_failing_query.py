@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.control.failures import DIED
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(watch: Callable[[str], JobWatch]) -> None:

@@ -15,7 +15,7 @@ from tests.system.orchestration.pipeline import Pipeline
 from tests.system.orchestration.watch import JobWatch, dagster_dev
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_a_crashed_host_is_gone_on_from_by_the_same_and_by_a_fresh_dagster(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 from tests.servers.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 _LOCATION = """
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions

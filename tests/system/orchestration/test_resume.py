@@ -16,7 +16,7 @@ from dagster_ckpt.orchestration.events.occurrence import EVENT
 from tests.system.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 _NUMBERS = ("checkpoint_id", "epoch", "batch", "files", "bytes", "new_bytes", "duration_ms", "pin_ms", "retained_bytes")
 

@@ -10,7 +10,7 @@ from dagster_ckpt.orchestration import names
 from tests.system.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.exhaustive  # the same without Dagster is among the fast tests

@@ -14,7 +14,7 @@ from tests.system.orchestration.watch import PATIENCE, JobWatch
 from tools.screenshots import browse, count_clicks, find_chromium
 
 # A Dagster, a browser, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
 _MOST_CLICKS = 4
 

@@ -11,7 +11,7 @@ from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.system.orchestration.watch import PATIENCE, JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 #: The asset itself says: a checkpoint in an hour, three retained, no restart.
 _CONFIGURATION = {

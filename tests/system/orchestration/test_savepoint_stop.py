@@ -14,7 +14,7 @@ from dagster_ckpt.orchestration import names
 from tests.system.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_stopped_with_a_savepoint_the_run_succeeds_and_nothing_resumes_it(

@@ -14,7 +14,7 @@ from tests.system.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
 # The same without Dagster is in `jobs/running/test_ticks.py`.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_three_ticks_the_second_one_killed_read_everything_once(

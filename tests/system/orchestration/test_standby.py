@@ -11,7 +11,7 @@ from tests.jobs.harness import eventually
 from tests.system.orchestration.watch import JobWatch
 
 # The same without Dagster is in `jobs/starting/test_standby.py`.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 
 def test_a_killed_run_goes_on_in_the_standby(watch: Callable[[str], JobWatch]) -> None:

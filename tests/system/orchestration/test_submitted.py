@@ -17,7 +17,7 @@ from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.system.orchestration.watch import PATIENCE, JobWatch
 
 # A Dagster, and a Spark for each driver: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 
 def test_a_driver_is_resumed_when_it_dies_attended_again_when_its_run_dies_and_canceled_by_terminate(

@@ -15,7 +15,7 @@ from tests.system.orchestration.pipeline import Pipeline
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.exhaustive

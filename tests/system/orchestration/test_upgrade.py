@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.control.epochs import CodeVersion
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(2400)]
 
 _NEVER = {"execution.checkpointing.interval": "1 h", "execution.checkpointing.min-pause": "1 h"}
 

@@ -39,7 +39,7 @@ mutation($location: String!) {
 }"""
 WORKSPACE = Path(__file__).with_name("location") / "workspace.yaml"
 #: Far more than any step takes on an idle machine.
-PATIENCE = 180.0
+PATIENCE = 600.0
 
 
 def dagster_dev(root: Path, home: Path, postgres_url: str = "") -> DagsterDev:

@@ -31,7 +31,7 @@ _BY_DEFAULT = {"hashmap", "rocksdb-incremental"}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("kind", "backend"), _PAIRS)
 def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
     tmp_path: Path, kind: str, backend: str

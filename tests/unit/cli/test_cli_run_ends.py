@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-DEADLINE = 240.0
+DEADLINE = 600.0
 COMMAND = """
 import sys
 from pathlib import Path

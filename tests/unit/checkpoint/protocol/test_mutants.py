@@ -21,7 +21,7 @@ from tests.unit.checkpoint.protocol.state_machine import explore
 from tests.unit.filesystem.buckets.checkpoints.lives import BucketLife
 from tests.unit.filesystem.buckets.stores import GoogleStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 SEEDS = 600
 Found = Callable[[Pins, type[Run]], object]

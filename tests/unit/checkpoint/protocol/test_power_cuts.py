@@ -14,7 +14,7 @@ from tests.helpers.checkpoint.driver import Ledger, Pins
 from tests.unit.checkpoint.protocol.lives import Life
 from tests.unit.checkpoint.protocol.power_cuts import Disk
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
 STEP = 8
 

@@ -40,7 +40,7 @@ LARGE = 2 * PART + 1
 UNHEARD = (Trouble.BUSY_AFTER, Trouble.LOST)
 PASSING = (*UNHEARD, Trouble.BUSY, Trouble.RESET)
 #: Seconds after which what waits for something waits for ever.
-_DEADLINE = 30.0
+_DEADLINE = 90.0
 
 
 def never() -> bool:
