@@ -40,7 +40,7 @@ def test_slack_gets_the_reason_and_the_next_step(monkeypatch: pytest.MonkeyPatch
     assert first.startswith("Job delays is FAILED, and nothing resumes it by itself.\n")
     assert "used up: &lt;no&gt; space &amp; no hope\n" in first
     assert f"Its newest checkpoint: {1:032x}/chk-7. Its last run: run-1." in first
-    assert "`dagster-ckpt status delays`" in first
+    assert "`dagster-ckpt status delays --path PATH`" in first
     assert len(second) == 3000
 
 
