@@ -23,9 +23,14 @@ dev: $(STAMP) ## the same pipelines in the Dagster UI
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -ge 4 ]; then echo 4; else echo $$((n + 1)); fi)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# An environment may forbid Python to keep what it compiles, and each of the thousand processes of the tests would compile
+# the package again. By the hash of the source, so that a test that changes a module never finds what is out of date.
+COMPILE := $(BIN)/python -m compileall -q --invalidation-mode checked-hash dagster_ckpt assets tests definitions.py
+
 test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
 	@tools/require-postgres
+	@$(COMPILE)
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
@@ -39,6 +44,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
+	@$(COMPILE)
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade and not airflow" $(SIDE_BY_SIDE)
 
@@ -46,6 +52,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
 	@tools/require-java
 	@tools/require-postgres
+	@$(COMPILE)
 	$(BIN)/python tools/test_spark.py $(SPARK)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
