@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev test test-spark test-integration test-exhaustive test-airflow test-mutants docs lint clean
+.PHONY: help run dev compiled test test-spark test-integration test-exhaustive test-airflow test-mutants docs lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -25,16 +25,16 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An environment may forbid Python to keep what it compiles, and each of the thousand processes of the tests would compile
 # the package again. By the hash of the source, so that a test that changes a module never finds what is out of date.
-COMPILE := $(BIN)/python -m compileall -q --invalidation-mode checked-hash dagster_ckpt assets tests definitions.py
+compiled: $(STAMP)
+	@$(BIN)/python -m compileall -q --invalidation-mode checked-hash dagster_ckpt assets tests definitions.py
 
-test: $(STAMP) ## the fast tests, side by side
+test: compiled ## the fast tests, side by side
 	@tools/require-java
 	@tools/require-postgres
-	@$(COMPILE)
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
+test-integration: compiled ## the slow tests and those that need a daemon, a cluster or a browser
 	@tools/require-java
 	@tools/require-chromium
 	@tools/require-npm
@@ -44,18 +44,16 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
-	@$(COMPILE)
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade and not airflow" $(SIDE_BY_SIDE)
 
 # An environment of its own for each, with everything but PySpark from $(VENV).
-test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
+test-spark: compiled ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
 	@tools/require-java
 	@tools/require-postgres
-	@$(COMPILE)
 	$(BIN)/python tools/test_spark.py $(SPARK)
 
-test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
+test-exhaustive: compiled ## what the other tests try at some points, at every point
 	@tools/require-java
 	@tools/require-npm
 	@tools/require-go
@@ -65,7 +63,7 @@ test-exhaustive: $(STAMP) ## what the other tests try at some points, at every p
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
 
 # An environment of its own for Airflow, which calls the Python of $(VENV).
-test-airflow: $(STAMP) ## the example for Airflow under a real `airflow standalone`
+test-airflow: compiled ## the example for Airflow under a real `airflow standalone`
 	@tools/require-java
 	$(BIN)/python tools/test_airflow.py
 

@@ -105,13 +105,13 @@ def write_page(page: Path, report: dict[str, Any]) -> None:
     ]
     for size in sizes:
         cells = " | ".join(f"{size[name]:,.3g}" if size[name] < 1000 else f"{size[name]:,.0f}" for name in _FIGURES)
-        counted = f"{size['lower']:.2g} | {size['checkpoints']}, {size['pairs']}"
+        counted = f"{size['lower']:.3f} | {size['checkpoints']}, {size['pairs']}"
         lines.append(f"| {size['keys']:,} | {cells} | {counted} |")
     lines += [
         "",
-        "*Pin* is the one step that the query may have to wait for. *Write* goes on beside the query. *Restore* is to",
-        "read all files of a checkpoint, to verify them and to lay them out. The *bound* tells how far the pairs of",
-        "blocks scatter.",
+        "*Pin* is the one step that the query may have to wait for. *Write* goes on beside the query. *Full* is the",
+        "size of the first checkpoint, and *restore* is to read all its files, to verify them and to lay them out. The",
+        "*bound* tells how far the pairs of blocks scatter.",
         "",
         "![Each figure against the number of keys, both axes logarithmic](../images/growth.svg)",
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -17,6 +18,7 @@ __all__ = [
     "first_line",
     "first_line_of_java",
     "in_one_line",
+    "path_option",
     "printable",
     "redacted",
     "secrets_of",
@@ -70,6 +72,11 @@ _MAY_BE_A_PLACE = re.compile(r"token|credential", re.IGNORECASE)
 _PLACE = re.compile(r"[/~.].*|.*\.json|[a-z]+://.*|anon|browser|cache|cloud|google_default", re.IGNORECASE)
 #: Fewest characters of a secret: shorter values are ordinary words, which would vanish from every sentence.
 _SHORTEST = 6
+
+
+def path_option(url: str) -> str:
+    """What names a storage in a command of ``dagster-ckpt``, as a shell takes it."""
+    return f"--path {shlex.quote(url)}"
 
 
 def counted(count: int, noun: str) -> str:

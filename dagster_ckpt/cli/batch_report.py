@@ -134,7 +134,7 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
             f"The plan of {'any batch' if number is None else f'batch {number}'} of job {catalog.job_name!r} is not "
             f"known{f', those of {known} are' if known else ''}.",
             hint="Plans are kept from the oldest retained checkpoint on, which `dagster-ckpt list "
-            f"{catalog.job_name} --path {catalog.filesystem.url}` shows.",
+            f"{catalog.job_name} {catalog.filesystem.path_option}` shows.",
         )
     offsets, digest = planned_offsets(plan), fingerprint(plan)
     covered = _covered(catalog, chosen[1].job_id, number)

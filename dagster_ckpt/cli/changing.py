@@ -102,7 +102,7 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
     if heartbeat is None or dead is not None:
         raise InvalidConfiguration(
             f"Job {job!r} cannot be canceled: no run of it is alive.",
-            hint=f"See `dagster-ckpt status {job} --path {catalog.filesystem.url}`.",
+            hint=f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`.",
         )
     asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:

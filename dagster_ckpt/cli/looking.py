@@ -63,7 +63,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     elif rows:
         _say_listed(job, jobs, rows)
     elif were_all:
-        say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status --path {filesystem.url}`.")
+        say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status {filesystem.path_option}`.")
     sys.exit(0 if were_all else 1)
 
 
@@ -240,7 +240,8 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     if not any(row["verified"] for row in rows):
         raise CheckpointNotFound(
             f"Every checkpoint of job {job!r} was deleted before all of its files were read.",
-            hint=f"Keep one with `dagster-ckpt pin {job} latest --path {catalog.filesystem.url}`, and verify that one.",
+            hint=f"Keep one with `dagster-ckpt pin {job} latest {catalog.filesystem.path_option}`, and verify "
+            "that one.",
         )
 
 
@@ -300,7 +301,9 @@ def retention(
         say_json(rows)
         return
     if not rows:
-        say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status {job} --path {catalog.filesystem.url}`.")
+        say(
+            f"No checkpoint of {job} is complete yet. See `dagster-ckpt status {job} {catalog.filesystem.path_option}`."
+        )
         return
     say_table(
         ("checkpoint", "written", "size", "", "frees", "reason"),

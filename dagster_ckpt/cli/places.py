@@ -310,7 +310,7 @@ def require_job(job: str, filesystem: FileSystem) -> None:
         known = job_names(filesystem)
         raise CheckpointNotFound(
             f"There is no job {job!r} in {filesystem.url}.",
-            hint=f"The jobs there: {', '.join(known) or 'none'}. See `dagster-ckpt status --path {filesystem.url}`.",
+            hint=f"The jobs there: {', '.join(known) or 'none'}. See `dagster-ckpt status {filesystem.path_option}`.",
         )
 
 
@@ -318,8 +318,8 @@ def nothing_there(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFound
     """The error for a job that has no checkpoint to look at."""
     return CheckpointNotFound(
         f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {reason}.",
-        hint=f"See how the job is with `dagster-ckpt status {catalog.job_name} --path {catalog.filesystem.url}`, and "
-        f"its savepoints with `dagster-ckpt savepoints {catalog.job_name} --path {catalog.filesystem.url}`.",
+        hint=f"See how the job is with `dagster-ckpt status {catalog.job_name} {catalog.filesystem.path_option}`, and "
+        f"its savepoints with `dagster-ckpt savepoints {catalog.job_name} {catalog.filesystem.path_option}`.",
     )
 
 

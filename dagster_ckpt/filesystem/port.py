@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from dagster_ckpt.errors import PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem.server_side import ServerSide
 from dagster_ckpt.filesystem.values import Entry, Part, Written, unheard
+from dagster_ckpt.shown_text import path_option
 
 __all__ = ["IS_WRITABLE", "FileSystem"]
 
@@ -69,6 +70,11 @@ class FileSystem(ABC):
     @abstractmethod
     def url(self) -> str:
         """The root, as shown to people; never contains credentials."""
+
+    @property
+    def path_option(self) -> str:
+        """What names this storage in a command of ``dagster-ckpt``, as a shell takes it."""
+        return path_option(self.url)
 
     @property
     def hadoop_url(self) -> str:

@@ -239,13 +239,13 @@ class Upgrading:
             for savepoint in self._catalog.records.taken_savepoints.taken_in(epoch):
                 if savepoint.job_id == choice.job_id and savepoint.checkpoint_id > last:
                     return savepoint.reference
-        name, url, new = self._catalog.job_name, self._catalog.filesystem.url, self._versions.current
+        name, path, new = self._catalog.job_name, self._catalog.filesystem.path_option, self._versions.current
         raise RestoreRefused(
             f"Job {name!r} changes from version {before} to {new} under upgrade_mode savepoint, and version {before} "
             "was not stopped with a savepoint.",
-            hint=f"Launch version {before} again, stop it with `dagster-ckpt stop {name} --path {url}`, and launch "
+            hint=f"Launch version {before} again, stop it with `dagster-ckpt stop {name} {path}`, and launch "
             f"version {new}. To go on without a savepoint, launch with restore_from: a checkpoint that `dagster-ckpt "
-            f"list {name} --path {url}` shows.",
+            f"list {name} {path}` shows.",
         )
 
     def _refuse_failing(self, claim: Claim, upgrade: Upgrade) -> None:

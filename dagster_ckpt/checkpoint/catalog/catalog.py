@@ -146,7 +146,7 @@ class CheckpointCatalog:
         try:
             metadata = CheckpointMetadata.decode(data, where, lines)
             if metadata.job_name != self.job_name:
-                raise _foreign(where, metadata.job_name, self.job_name)
+                raise self._foreign(where, metadata.job_name)
             if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
                 raise CorruptMetadata(
                     f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
@@ -315,7 +315,7 @@ class CheckpointCatalog:
         raise CheckpointNotFound(
             f"No savepoint of job {self.job_name!r} has the name {name!r}.",
             hint=f"The names of its savepoints: {', '.join(names) or 'none'}. See `dagster-ckpt savepoints "
-            f"{self.job_name} --path {self.filesystem.url}`.",
+            f"{self.job_name} {self.filesystem.path_option}`.",
         )
 
     def _named(self, job_id: str, number: int) -> CheckpointMetadata:
@@ -337,12 +337,12 @@ class CheckpointCatalog:
             # A path in the job's own storage, of any kind: it need not be readable as a local path.
             if inside[1] != self.job_name:
                 where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
-                raise _foreign(where, inside[1], self.job_name)
+                raise self._foreign(where, inside[1])
             return self._named(inside[2], int(inside[3]))
         location = resolve_checkpoint_pointer(pointer, self._see_list, like=self.filesystem)
         metadata = location.metadata()
         if metadata.job_name != self.job_name:
-            raise _foreign(location.metadata_file, metadata.job_name, self.job_name)
+            raise self._foreign(location.metadata_file, metadata.job_name)
         if metadata.kind == SAVEPOINT:
             if any(reference.startswith("../") for reference in metadata.references):
                 raise CorruptMetadata(
@@ -360,14 +360,10 @@ class CheckpointCatalog:
 
     @property
     def _see_list(self) -> str:
-        return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
+        return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} {self.filesystem.path_option}`."
 
-
-def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
-    return ForeignCheckpoint(
-        f"{where} belongs to job {owner!r}, not to {job_name!r}.",
-        hint=f"Name a checkpoint of {job_name!r}; `dagster-ckpt list {job_name} --path ...` shows them.",
-    )
+    def _foreign(self, where: str, owner: str) -> ForeignCheckpoint:
+        return ForeignCheckpoint(f"{where} belongs to job {owner!r}, not to {self.job_name!r}.", hint=self._see_list)
 
 
 def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | None:

@@ -122,7 +122,7 @@ def _refusal(
         raise CheckpointNotFound(
             f"{metadata.reference} of {catalog.job_name} was deleted while its files were read.",
             hint="A running job deletes checkpoints that its retention does not keep. To keep one, use `dagster-ckpt "
-            f"pin {catalog.job_name} latest --path {catalog.filesystem.url}`.",
+            f"pin {catalog.job_name} latest {catalog.filesystem.path_option}`.",
         )
     count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
     named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
@@ -160,13 +160,13 @@ def _other_than(catalog: CheckpointCatalog, metadata: CheckpointMetadata, broken
             f"To go back to an older one, launch the job with restore_from: {other.reference} "
             f"(batch {other.batch} instead of {metadata.batch}{between}); "
             f"check it first with `dagster-ckpt verify {catalog.job_name} {other.reference} "
-            f"--path {catalog.filesystem.url}`."
+            f"{catalog.filesystem.path_option}`."
         )
     if not before:
         return "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
     return (
         "Older checkpoints need the broken files, too. Put the files back from a backup, see which checkpoint is sound "
-        f"with `dagster-ckpt verify {catalog.job_name} --path {catalog.filesystem.url}`, or start over with "
+        f"with `dagster-ckpt verify {catalog.job_name} {catalog.filesystem.path_option}`, or start over with "
         "restore_from: none."
     )
 

@@ -64,7 +64,7 @@ def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool
 def _pinned(catalog: CheckpointCatalog, reference: str) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"{reference} of job {catalog.job_name!r} is pinned.",
-        hint=f"Run `dagster-ckpt unpin {catalog.job_name} {reference} --path {catalog.filesystem.url}` first.",
+        hint=f"Run `dagster-ckpt unpin {catalog.job_name} {reference} {catalog.filesystem.path_option}` first.",
     )
 
 

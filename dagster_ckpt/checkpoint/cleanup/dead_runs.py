@@ -79,10 +79,10 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
             return
     _log.warning(
         "A discarded lineage is not deleted: %d times in a row a checkpoint of it was found pinned meanwhile. Once "
-        "nobody needs the lineage, `dagster-ckpt sweep %s --path %s` deletes it.",
+        "nobody needs the lineage, `dagster-ckpt sweep %s %s` deletes it.",
         ROUNDS,
         catalog.job_name,
-        catalog.filesystem.url,
+        catalog.filesystem.path_option,
     )
 
 

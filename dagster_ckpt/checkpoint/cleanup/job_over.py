@@ -81,7 +81,7 @@ def last_epoch(
         f"Job {name!r} is not over: run {claim.run_id if claim else '?'} (epoch {epoch}) "
         f"{'failed and is to be restarted' if end else 'died without an end'}.",
         hint="If the job is to go on, launch it, or leave that to the sensor: its start sweeps its lineage. If not, "
-        f"terminate it in Dagster; or `dagster-ckpt sweep {name} --older-than '7 d' --path {catalog.filesystem.url}` "
+        f"terminate it in Dagster; or `dagster-ckpt sweep {name} --older-than '7 d' {catalog.filesystem.path_option}` "
         "ends the job once its last sign of life is that old. A later launch still continues from its checkpoints.",
     )
 

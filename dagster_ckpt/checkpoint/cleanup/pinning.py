@@ -29,7 +29,7 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
         raise InvalidConfiguration(
             f"{checkpoint.location} is a savepoint: unless a job claims it, only `dagster-ckpt dispose` deletes it.",
             hint="To keep a savepoint, restore it with claim_mode NO_CLAIM. See what can be pinned with "
-            f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
+            f"`dagster-ckpt list {catalog.job_name} {catalog.filesystem.path_option}`.",
         )
     pins = catalog.records.pins
     pin = Pin(checkpoint.reference, reason, iso(clock.time()), uuid.uuid4().hex)
@@ -41,7 +41,7 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
                 raise CheckpointNotFound(
                     f"{checkpoint.reference} is being deleted ({deletion.reason}).",
                     hint="Pin another checkpoint; "
-                    f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}` shows them.",
+                    f"`dagster-ckpt list {catalog.job_name} {catalog.filesystem.path_option}` shows them.",
                 )
         catalog.load(checkpoint.job_id, checkpoint.checkpoint_id)
     except CheckpointNotFound:
@@ -70,7 +70,7 @@ def unpin_checkpoint(catalog: CheckpointCatalog, pointer: str) -> str:
         raise CheckpointNotFound(
             f"{pointer} of job {catalog.job_name!r} is not pinned; pinned are: {', '.join(sorted(pinned)) or 'none'}.",
             hint="Name one of the pinned checkpoints, by job id and number, as `dagster-ckpt list "
-            f"{catalog.job_name} --path {catalog.filesystem.url}` shows them.",
+            f"{catalog.job_name} {catalog.filesystem.path_option}` shows them.",
         )
     pins.clear(named[0])
     return named[0]

@@ -157,7 +157,7 @@ def _pinned(
         raise RestoreRefused(
             f"{savepoint.reference} is held by another process: {why}.",
             hint="Wait until that process has ended. If that process was killed, let go of the savepoint with "
-            f"`dagster-ckpt unpin {catalog.job_name} {pin.checkpoint} --path {catalog.filesystem.url}`.",
+            f"`dagster-ckpt unpin {catalog.job_name} {pin.checkpoint} {catalog.filesystem.path_option}`.",
         ) from None
     try:
         yield

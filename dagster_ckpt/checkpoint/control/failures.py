@@ -37,6 +37,7 @@ from dagster_ckpt.errors import (
     QueryNotBuilt,
 )
 from dagster_ckpt.filesystem import Entry, FileSystem
+from dagster_ckpt.shown_text import path_option
 
 __all__ = [
     "DIED",
@@ -230,8 +231,9 @@ class Streak:
             storage: URL of the checkpoints, ``None`` when another process cannot read them.
             before: the checkpoint that the job would continue from, ``None`` when there is none or it is not known.
         """
-        command = f"dagster-ckpt batch {job_name} {self.batch} --path {storage}"
-        look = "" if storage is None else f"See what is in it: `{command}`. "
+        look = ""
+        if storage is not None:
+            look = f"See what is in it: `dagster-ckpt batch {job_name} {self.batch} {path_option(storage)}`. "
         origin = "" if before is None else f" The checkpoint before it is {before}."
         return PoisonBatch(
             f"Batch {self.batch} of job {job_name!r} is poison: it failed {self.times} times in a row with the same "

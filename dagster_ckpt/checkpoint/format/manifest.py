@@ -53,7 +53,7 @@ _ORDINARY_LENGTH = 2048
 _BLOCK = 1 << 16
 #: Most lines that are remembered from one manifest to the next: 30 MiB.
 _MOST_KNOWN = 100_000
-_GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
+_GO_ON = "List what can be restored with `dagster-ckpt list`, and name another checkpoint in restore_from."
 
 
 class FileEntry(NamedTuple):

@@ -150,10 +150,10 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
             return discarding.result()
         _log.warning(
             "The checkpoints of %s are not all deleted after %g s, and the job ends without waiting for more. The "
-            "resume sensor, the next start or `dagster-ckpt sweep %s --path %s` deletes the rest.",
+            "resume sensor, the next start or `dagster-ckpt sweep %s %s` deletes the rest.",
             store.catalog.job_name,
             seconds,
             store.catalog.job_name,
-            store.filesystem.url,
+            store.filesystem.path_option,
         )
         return ()

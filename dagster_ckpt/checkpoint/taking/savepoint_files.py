@@ -359,8 +359,8 @@ def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
         raise InvalidConfiguration(
             f"{where} is {metadata.name} of job {metadata.job_name!r} and no savepoint: other checkpoints may need its "
             "files.",
-            hint="Checkpoints are deleted by their job's retention; see what retention would delete with "
-            f"`dagster-ckpt retention {metadata.job_name} --path ...`.",
+            hint="Checkpoints are deleted by their job's retention; `dagster-ckpt retention` shows what "
+            "retention would delete.",
         )
     return sorted({*metadata.references, _CLAIMED})
 

@@ -37,7 +37,7 @@ _REFUSALS = (
 
 def next_step(event: Happened, catalog: CheckpointCatalog) -> str:
     """What a person does after an event of a job, where the event's own reason does not say more."""
-    name, url = catalog.job_name, catalog.filesystem.url
+    name, path = catalog.job_name, catalog.filesystem.path_option
     match event:
         case Happened.FAILED_CHECKPOINT:
             return (
@@ -51,13 +51,13 @@ def next_step(event: Happened, catalog: CheckpointCatalog) -> str:
             )
         case Happened.FALLBACK:
             return (
-                f"See what is broken with `dagster-ckpt verify {name} --path {url}`. A checkpoint in quarantine "
+                f"See what is broken with `dagster-ckpt verify {name} {path}`. A checkpoint in quarantine "
                 "stays until `dagster-ckpt dispose` deletes it."
             )
         case Happened.REFUSED_START:
             return (
                 "Nothing was changed. Mend what the reason names and launch the job again; `dagster-ckpt preflight "
-                f"{name} --path {url}` says what can be restored."
+                f"{name} {path}` says what can be restored."
             )
         case Happened.FAILED:
             return "Mend the cause, and launch the job with restore_from: latest."

@@ -200,7 +200,7 @@ class CheckpointReporter:
             return "it is not among the retained checkpoints of this lineage"
         return (
             "it is no longer in the storage, or cannot be read. `dagster-ckpt list "
-            f"{self.catalog.job_name} --path {self.catalog.filesystem.url}` shows what is there"
+            f"{self.catalog.job_name} {self.catalog.filesystem.path_option}` shows what is there"
         )
 
     def _metadata(self, item: CheckpointMetadata, beside: Sequence[CheckpointMetadata] | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def deleting_end(
         hint = f"Instead, {by_name}: the end of the job leaves it alone."
     else:
         gone = target.reference
-        pin = f"dagster-ckpt pin {name} {target.reference} --path {catalog.filesystem.url}"
+        pin = f"dagster-ckpt pin {name} {target.reference} {catalog.filesystem.path_option}"
         hint = f"Keep it with `{pin}`, and {by_name}{'; or take a savepoint, and go back to that.' if runs else '.'}"
     error = RestoreRefused(f"{why}, and under {config.cleanup} that deletes {gone}.", hint=hint)
     return [Finding.of_error(DELETING_END, error)]

@@ -97,16 +97,16 @@ def on_job_failed(
         cursor = _Cursor.of(context.cursor)
         said: list[tuple[str, str]] = []
 
-        def look(storage: FileSystem, asset: CheckpointedStreamingAsset) -> tuple[JobState, str] | None:
-            found = _in_need(storage, asset, sights, cursor.ended.get(asset.name))
-            return None if found is None else (found, storage.url)
+        def look(storage: FileSystem, asset: CheckpointedStreamingAsset) -> JobState | None:
+            return _in_need(storage, asset, sights, cursor.ended.get(asset.name))
 
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, look) as looks:
             for asset in looks.turns():
                 try:
-                    found, url = looks.at(asset) or (None, "")
+                    found = looks.at(asset)
                     if found is not None and not cursor.has_told(found):
                         newest = None if found.newest is None else found.newest.reference
+                        url = looks.storage_of(asset).url
                         tell(JobFailed(asset.name, _why(found), found.run_id, newest, found.state, url))
                         context.log.info("Told of job %s, which is %s: %s", asset.name, found.state, _why(found))
                         said.append((asset.name, f"told that it is {found.state}"))

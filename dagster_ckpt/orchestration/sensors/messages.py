@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.sensors.failed_sensor import JobFailed
 from dagster_ckpt.orchestration.storages import from_environment
+from dagster_ckpt.shown_text import path_option
 
 __all__ = ["to_email", "to_slack"]
 
@@ -112,13 +113,14 @@ def to_email(
 
 
 def _text(failed: JobFailed) -> str:
+    path = f" {path_option(failed.checkpoint_path)}" if failed.checkpoint_path else ""
     return "\n".join(
         (
             f"Job {failed.job_name} is {failed.state}, and nothing resumes it by itself.",
             failed.reason,
             f"Its newest checkpoint: {failed.checkpoint or 'none'}. Its last run: {failed.run_id or 'unknown'}.",
-            f"Look with `dagster-ckpt status {failed.job_name} --path {failed.checkpoint_path or 'PATH'}`. When the "
-            "cause is mended, materialize the asset: the job goes on from its newest checkpoint.",
+            f"Look with `dagster-ckpt status {failed.job_name}{path}`. When the cause is mended, materialize the "
+            "asset: the job goes on from its newest checkpoint.",
         )
     )
 

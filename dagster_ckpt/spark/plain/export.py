@@ -204,7 +204,7 @@ def _launched(catalog: CheckpointCatalog, directory: Path) -> JobAlreadyRunning:
     return JobAlreadyRunning(
         f"Job {catalog.job_name!r} was launched while it was exported, and goes on from the same checkpoint. "
         f"{'' if left else f'{directory} was removed again.'}".strip(),
-        hint=f"{left}Stop the job with `dagster-ckpt stop {catalog.job_name} --path {catalog.filesystem.url}` or by "
+        hint=f"{left}Stop the job with `dagster-ckpt stop {catalog.job_name} {catalog.filesystem.path_option}` or by "
         "Terminate; then export latest.",
     )
 

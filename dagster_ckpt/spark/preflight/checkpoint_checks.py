@@ -163,7 +163,7 @@ def others_finding(
         f"Run {heartbeat.run_id} drives job {catalog.job_name!r} now (process {driver.pid} on "
         f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} in Dagster first (or the run that attends its driver), end a job of "
-        f"`dagster-ckpt run` with `dagster-ckpt cancel {catalog.job_name} --path {catalog.filesystem.url}`, or wait "
+        f"`dagster-ckpt run` with `dagster-ckpt cancel {catalog.job_name} {catalog.filesystem.path_option}`, or wait "
         "until the job has ended.",
     )
     return Finding.of_error(check, error)

@@ -182,7 +182,7 @@ def _over_finding(catalog: CheckpointCatalog, epoch: int, alive: int | None) -> 
 
     ``alive`` is the epoch of a run that may be alive, ``None`` without one.
     """
-    check, name, url = "job", catalog.job_name, catalog.filesystem.url
+    check, name, path = "job", catalog.job_name, catalog.filesystem.path_option
     try:
         claim, end = catalog.records.epochs.read_claim(epoch), catalog.records.epochs.read_end(epoch)
     except CheckpointError as error:
@@ -192,15 +192,15 @@ def _over_finding(catalog: CheckpointCatalog, epoch: int, alive: int | None) -> 
     if alive is not None and alive >= epoch:
         running = JobAlreadyRunning(
             f"Job {name!r} is not over: run {claim.run_id} (epoch {epoch}) drives it.",
-            hint=f"End it with `dagster-ckpt stop {name} --path {url}` or by Terminate; then export again.",
+            hint=f"End it with `dagster-ckpt stop {name} {path}` or by Terminate; then export again.",
         )
         return Finding.of_error(check, running)
     refusal = JobAlreadyRunning(
         f"Job {name!r} is not over: run {claim.run_id} (epoch {epoch}) "
         f"{'failed and is to be restarted' if end else 'died without an end'}. The resume sensor or `dagster-ckpt run` "
         "would go on with the job, and two queries would write to one output.",
-        hint=f"Terminate the job in Dagster; or launch it, and end it with `dagster-ckpt stop {name} --path {url}`; or "
-        f"let `dagster-ckpt sweep {name} --older-than '1 min' --path {url}` end it where it is. Then export again.",
+        hint=f"Terminate the job in Dagster; or launch it, and end it with `dagster-ckpt stop {name} {path}`; or "
+        f"let `dagster-ckpt sweep {name} --older-than '1 min' {path}` end it where it is. Then export again.",
     )
     return Finding.of_error(check, refusal)
 

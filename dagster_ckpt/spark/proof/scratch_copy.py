@@ -139,7 +139,7 @@ def nothing_to_copy(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFou
     """The error for a job that has no checkpoint."""
     return CheckpointNotFound(
         f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {reason}.",
-        hint=f"See what there is with `dagster-ckpt list --path {catalog.filesystem.url}`.",
+        hint=f"See what there is with `dagster-ckpt list {catalog.filesystem.path_option}`.",
     )
 
 

@@ -240,13 +240,13 @@ def _explained(point: ForkPoint) -> Iterator[None]:
     except CheckpointNotFound as error:
         raise CheckpointNotFound(
             f"{point} was deleted while it was read, by the retention of its job for example. Nothing was begun.",
-            hint=f"Keep one with `dagster-ckpt pin {point.metadata.job_name} latest --path "
-            f"{point.catalog.filesystem.url}`, or take a savepoint, and fork from that.",
+            hint=f"Keep one with `dagster-ckpt pin {point.metadata.job_name} latest "
+            f"{point.catalog.filesystem.path_option}`, or take a savepoint, and fork from that.",
         ) from error
     except CorruptCheckpoint as error:
         error.hint = (
-            f"Fork from another one; `dagster-ckpt verify {point.metadata.job_name} --path "
-            f"{point.catalog.filesystem.url}` tells which are whole."
+            f"Fork from another one; `dagster-ckpt verify {point.metadata.job_name} "
+            f"{point.catalog.filesystem.path_option}` tells which are whole."
         )
         raise
 

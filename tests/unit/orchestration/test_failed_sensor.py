@@ -141,6 +141,7 @@ def test_each_end_is_told_once_and_no_run_that_is_resumed(instance: dg.DagsterIn
     alerts.tick()
     alerts.tick()
     assert [failed.reason for failed in alerts.told] == [first.reason, "once more"]
+    assert {failed.checkpoint_path for failed in alerts.told} == {str(job.root)}
 
 
 def test_a_job_begun_anew_that_fails_in_the_same_epoch_is_told(alerts: Alerts, job: StoredJob) -> None:

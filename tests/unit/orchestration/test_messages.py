@@ -16,7 +16,13 @@ from dagster_ckpt.errors import InvalidConfiguration
 from tests.servers.certificate import certificate
 from tests.servers.messages import MailServer, Webhook
 
-FAILED = JobFailed("delays", "all restarts are used up: <no> space & no hope", "run-1", f"{1:032x}/chk-7")
+FAILED = JobFailed(
+    "delays",
+    "all restarts are used up: <no> space & no hope",
+    "run-1",
+    f"{1:032x}/chk-7",
+    checkpoint_path="/data/my checkpoints",
+)
 OPS = "ops@example.com"
 
 
@@ -40,7 +46,7 @@ def test_slack_gets_the_reason_and_the_next_step(monkeypatch: pytest.MonkeyPatch
     assert first.startswith("Job delays is FAILED, and nothing resumes it by itself.\n")
     assert "used up: &lt;no&gt; space &amp; no hope\n" in first
     assert f"Its newest checkpoint: {1:032x}/chk-7. Its last run: run-1." in first
-    assert "`dagster-ckpt status delays --path PATH`" in first
+    assert "`dagster-ckpt status delays --path '/data/my checkpoints'`" in first
     assert len(second) == 3000
 
 

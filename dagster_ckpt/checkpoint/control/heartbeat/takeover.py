@@ -11,6 +11,7 @@ from dagster_ckpt.checkpoint.control.heartbeat.heartbeat_file import HeartbeatFi
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning
+from dagster_ckpt.shown_text import path_option
 
 __all__ = ["free_job"]
 
@@ -70,7 +71,8 @@ def _already_running(file: HeartbeatFile, heartbeat: Heartbeat) -> JobAlreadyRun
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} in Dagster first, end a job of `dagster-ckpt run` with "
-        f"`dagster-ckpt cancel {job_name} --path {url}`, or wait until the run has ended. This run changed nothing.",
+        f"`dagster-ckpt cancel {job_name} {path_option(url)}`, or wait until the run has ended. This run "
+        "changed nothing.",
     )
     error.by = heartbeat.run_id
     return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 
@@ -16,10 +16,12 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import (
+    CheckpointError,
     CheckpointNotFound,
     CorruptCheckpoint,
     InvalidConfiguration,
     SavepointFailed,
+    StorageError,
 )
 from dagster_ckpt.filesystem import open_filesystem
 
@@ -84,7 +86,7 @@ def take_savepoint(
     if stop:
         raise InvalidConfiguration(
             f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
-            hint=f"`dagster-ckpt savepoint {catalog.job_name} --path {catalog.filesystem.url}` makes a savepoint of "
+            hint=f"`dagster-ckpt savepoint {catalog.job_name} {catalog.filesystem.path_option}` makes a savepoint of "
             "the job's newest completed checkpoint.",
         )
     storage = savepoint_storage(to, default, like=catalog.filesystem)
@@ -92,7 +94,7 @@ def take_savepoint(
     if newest.metadata is None:
         raise CheckpointNotFound(
             f"Job {catalog.job_name!r} does not run and has nothing to save: {newest.reason}.",
-            hint=f"Launch it, or see `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
+            hint=f"Launch it, or see `dagster-ckpt list {catalog.job_name} {catalog.filesystem.path_option}`.",
         )
     if label.series is not None and (same := _of_series(catalog, label.series, newest.metadata)) is not None:
         report(f"No run is alive, and {same.reference} holds {newest.metadata.reference} already.")
@@ -149,7 +151,7 @@ def ask_checkpoint(
     if heartbeat is None or dead is not None:
         raise InvalidConfiguration(
             f"Job {catalog.job_name!r} cannot take a checkpoint: no run of it is alive.",
-            hint=f"See `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}` for those that it has.",
+            hint=f"See `dagster-ckpt list {catalog.job_name} {catalog.filesystem.path_option}` for those that it has.",
         )
     report(f"Asking run {heartbeat.run_id} (epoch {heartbeat.epoch}) for a checkpoint.")
     now = clock.time()
@@ -190,26 +192,40 @@ class _Asker:
 
     def ask(self) -> None:
         """Record the request, and wait for no answer."""
-        with self._or_withdrawn():
+        try:
             self._requests.ask(self._request)
+        except BaseException as error:
+            self._withdrawn_for(error)
 
     def take(self) -> TakenSavepoint:
-        with self._or_withdrawn():
+        try:
             self._requests.ask(self._request)
             answer = self._answer()
+        except BaseException as error:
+            answer = self._withdrawn_for(error)
         with contextlib.suppress(OSError):  # the next start of the job removes leftover records
             self._requests.forget(self._request.token)
         if answer.savepoint is None:
             raise SavepointFailed(f"{self._subject} was not taken: {answer.error}", hint=answer.hint)
         return answer.savepoint
 
-    @contextlib.contextmanager
-    def _or_withdrawn(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:  # an interrupt too: a request that nobody waits for must not stop the job later
-            self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
-            raise
+    def _withdrawn_for(self, error: BaseException) -> Answer:
+        """Withdraw the request: one that nobody waits for must not stop the job later.
+
+        Returns:
+            the answer that came before the storage failed.
+
+        Raises:
+            BaseException: the error; an interrupt, too, whatever has been answered.
+        """
+        reason = "the asker was interrupted"
+        if isinstance(error, CheckpointError):
+            reason = f"the asker failed: {error.message}"
+        with contextlib.suppress(CheckpointError, OSError):  # the first error is what people are told
+            answer = self._requests.withdraw(self._request.token, self._clock.time(), reason)
+            if answer is not None and isinstance(error, StorageError):
+                return answer
+        raise error
 
     @property
     def _subject(self) -> str:

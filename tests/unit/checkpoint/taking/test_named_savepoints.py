@@ -235,15 +235,50 @@ class TestACheckpointAtOnce:
         requests = served.job.run.catalog.records.savepoint_requests
         turn = self.live(served)
 
-        def fail(token: str) -> None:
-            raise StorageError(f"no bell for {token}")
+        def fail(_: object, token: str) -> None:
+            asked.append(token)
+            raise StorageError("no bell")
 
-        monkeypatch.setattr(type(requests), "_ring", lambda _, token: fail(token))
+        asked: list[str] = []
+        monkeypatch.setattr(type(requests), "_ring", fail)
         with pytest.raises(StorageError, match="no bell"):
             self.ask(served, turn if waits else None)
+        (answer,) = (requests.answer_to(token) for token in asked)
+        assert answer is not None
+        assert (answer.withdrawn, answer.error) == (True, "the asker failed: no bell")
         turn(30)
         assert requests.open() == []
         assert find_newest(served.job.run.catalog).metadata is None
+
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_what_is_answered_before_the_storage_fails_has_not_failed(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    ) -> None:
+        """The bell was heard, and its reply is lost."""
+        turn = self.live(served)
+
+        def ring(*_: object) -> None:
+            turn(30)
+            raise StorageError("no reply")
+
+        monkeypatch.setattr(type(served.requests), "_ring", ring)
+        taken = self.ask(served, turn if waits else None)
+        newest = find_newest(served.job.run.catalog).metadata
+        assert newest is not None
+        assert taken == (TakenSavepoint.of(newest) if waits else None)
+
+    def test_what_cannot_be_withdrawn_hides_no_failure(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> None:
+            raise StorageError("away")
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        self.live(served)
+        monkeypatch.setattr(type(served.requests), "withdraw", fail)
+        monkeypatch.setattr(type(served.requests), "_ring", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            self.ask(served, None)
 
     def test_neither_interval_nor_pause_holds_it_up(self, served: Served) -> None:
         turn = self.live(served)
