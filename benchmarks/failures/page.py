@@ -116,8 +116,10 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _cell(report: dict[str, Any], kind: str | None, stage: str) -> str:
-    if kind is None or kind not in report["cases"]:
+    if kind is None:
         return ""
+    if kind not in report["cases"]:
+        return "not measured"
     figures = report["summary"][kind][stage]
     # A report of before has no percentile.
     p95 = f", {figures['p95']:.3g}" if "p95" in figures else ""

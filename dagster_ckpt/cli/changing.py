@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import asdict
@@ -106,7 +107,7 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
         )
     asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:
-        asked.ask()  # the request may stand although this fails
+        asked.ask()
         while (end := asked.look()) is None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
@@ -114,8 +115,11 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
                     hint="Ask again with a longer --timeout. A run under Dagster is canceled there, by Terminate.",
                 )
             time.sleep(_LOOK)
-    finally:
-        records.savepoint_requests.forget_cancel()
+    except BaseException:
+        with contextlib.suppress(StorageError):  # the request may stand; the first error is what people are told
+            records.savepoint_requests.forget_cancel()
+        raise
+    records.savepoint_requests.forget_cancel()
     if as_json:
         say_json({"job": job, "run": asked.run_id, "status": end.status, "reason": end.reason})
         return
@@ -212,7 +216,12 @@ def sweep(
             return None
 
     jobs = asked_jobs(job, filesystem)
-    told, were_all = of_each(jobs, swept_of, "could not be swept whole")
+    try:
+        told, were_all = of_each(jobs, swept_of, "could not be swept whole")
+    except StorageError:
+        if as_json:  # what is deleted is told; for people it has been
+            say_json([item.to_json(dry_run=dry_run) for item in partly])
+        raise
     swept = [*(item for item in told if item is not None), *partly]
     if as_json:
         say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])

@@ -76,7 +76,7 @@ def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -
 
 def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
     """Print how the jobs are doing; whether one of them needs help."""
-    clock, names = SystemClock(), job_directories(filesystem) if job is None else asked_jobs(job, filesystem)
+    clock, names = SystemClock(), job_directories(filesystem) if job is None else _asked(job, filesystem)
     states = [found for found in states_of_jobs(filesystem, names, clock) if found is not None]
     rows = [_row(found, clock.time()) for found in states]
     if as_json:
@@ -111,6 +111,15 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
             for line in _wrong(found):
                 say(f"{found.job_name}: {line}", color="red" if _needs_help(found) else None)
     return any(_needs_help(found) for found in states)
+
+
+def _asked(job: str, filesystem: FileSystem) -> list[str]:
+    try:
+        return asked_jobs(job, filesystem)
+    except StorageError as error:
+        if not error.is_denied:
+            raise
+        return [job]  # a look at the job says what this user may not read
 
 
 @click.command()

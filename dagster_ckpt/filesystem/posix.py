@@ -188,14 +188,15 @@ class PosixFileSystem(FileSystem):
 
     def remove_directory(self, path: str) -> None:
         target = self.local(path)
-        try:
-            target.rmdir()
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-                raise StorageError(f"Could not delete {target}: {error}") from error
-        else:
-            with self._lock:
-                self._durable_directories.discard(target)
+        with _storage_errors(f"delete {target}"):
+            try:
+                target.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                with self._lock:
+                    self._durable_directories.discard(target)
 
     def _placed(self, target: Path, place: Callable[[], _Result]) -> _Result:
         """What ``place`` returns, which puts a file into the directory of ``target``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -288,7 +289,8 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
                 yield (
                     logging.WARNING,
                     f"{error.message} While it is there, no shared file of its lineage is deleted. Put it back from a "
-                    f"backup, or give it up with `dagster-ckpt dispose {directory}/{error.checkpoint}`.",
+                    "backup, or give it up with `dagster-ckpt dispose "
+                    f"{shlex.quote(f'{directory}/{error.checkpoint}')}`.",
                 )
         case CheckpointCompleted(metadata):
             yield (

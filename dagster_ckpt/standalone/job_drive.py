@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _LOOK = 2.0
 #: Seconds by which the query's watch may be late to listen to the bell.
 _LATE = 5.0
-#: After so many looks of that watch the request is read though nobody has rung: an earlier release does not ring.
+#: After so many looks of that watch the request is read though nobody has rung: the asker may have died before.
 _UNRUNG_LOOKS = 60
 
 

@@ -18,10 +18,11 @@ from dagster_ckpt.errors import ForeignCheckpoint
 from dagster_ckpt.filesystem import open_filesystem
 
 _PACKAGE = Path(dagster_ckpt.__file__).parent
-#: A command with something that is put in when the text is made. What ``dispose`` is given has its storage in it.
-_COMMAND = re.compile(r"`dagster-ckpt (?!dispose )[a-z-]+ [^`]*\{[^`]*`")
-#: What puts the path in, and how ``path_option`` is called where several commands name it.
-_PATH = re.compile(r"\{(?:[a-z_.]*path_option|path_option\([a-z_.]+\)|path)\}")
+#: A command with something that is put in when the text is made.
+_COMMAND = re.compile(r"`dagster-ckpt [a-z-]+ [^`]*\{[^`]*`")
+#: What puts the path in, and how ``path_option`` is called where several commands name it. What ``dispose`` is given
+#: has its storage in it.
+_PATH = re.compile(r"\{(?:[a-z_.]*path_option|path_option\([a-z_.]+\)|path|shlex\.quote\(.+\))\}")
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ checkpoint may need any shared file of its lineage, so no shared file is an orph
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -155,4 +156,4 @@ def orphans_of(
 
 def _way_on(catalog: CheckpointCatalog, error: Exception) -> str:
     where = f"{catalog.filesystem.url}/{catalog.job_name}/{getattr(error, 'checkpoint', None)}"
-    return f"Put its _metadata back from a backup, or `dagster-ckpt dispose {where}`; then sweep again."
+    return f"Put its _metadata back from a backup, or `dagster-ckpt dispose {shlex.quote(where)}`; then sweep again."

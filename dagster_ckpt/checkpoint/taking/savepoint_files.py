@@ -360,7 +360,7 @@ def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
             f"{where} is {metadata.name} of job {metadata.job_name!r} and no savepoint: other checkpoints may need its "
             "files.",
             hint="Checkpoints are deleted by their job's retention; `dagster-ckpt retention` shows what "
-            "retention would delete.",
+            f"that of {metadata.job_name} would delete.",
         )
     return sorted({*metadata.references, _CLAIMED})
 

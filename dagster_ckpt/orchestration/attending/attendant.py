@@ -388,7 +388,7 @@ class Attendant:
             self._wait(_TURN)
         name, path = self._catalog.job_name, self._catalog.filesystem.path_option
         told = f"The driver has not ended within {_GRACE:.0f} s. The resume sensor asks the driver again as soon as "
-        told += f"the storage is back; so does `dagster-ckpt cancel {name} {path}`."
+        told += f"the storage is back; or ask by `dagster-ckpt cancel {name} {path}`."
         self._told.log(logging.WARNING, told)
 
     def _ask_to_cancel(self) -> None:

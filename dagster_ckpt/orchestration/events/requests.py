@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import dagster as dg
@@ -33,8 +32,8 @@ _FINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.AB
 _LOOK, _LOOK_AT_BELL, _SELDOM = 1.0, 300.0, 7200.0
 #: A living driver takes a request up within so many seconds.
 _SOON = 3.0
-#: Looks after which a savepoint that cannot be read is gone or damaged, and not only in a storage that is away.
-_LOOKS = 3
+#: Seconds after which a savepoint that cannot be read is gone or damaged, and not only in a storage that is away.
+_GONE = 900.0
 
 
 class RequestEvents:
@@ -70,7 +69,8 @@ class RequestEvents:
         #: The epoch at the first look: whatever that epoch and the later ones have taken is told.
         self._since: int | None = None
         self._taken: set[str] = set()
-        self._unread: Counter[str] = Counter()
+        #: When each savepoint could not be read for the first time.
+        self._unread: dict[str, float] = {}
         self._every = _LOOK_AT_BELL if catalog.filesystem.is_distant else _LOOK
         #: The bell at the last look, when that was, and whether a request was open then or something was not told.
         self._last: tuple[bytes | None, float, bool] = (None, float("-inf"), True)
@@ -143,9 +143,10 @@ class RequestEvents:
         except StorageError:
             raise
         except CheckpointError as error:  # disposed of meanwhile, damaged, or in a storage that cannot be reached now
-            _log.warning("A savepoint of the driver is not told: %s", error)
-            self._unread[reference] += 1
-            return self._unread[reference] >= _LOOKS
+            if reference not in self._unread:
+                _log.warning("A savepoint of the driver is not told yet: %s", error)
+            now = self._clock.monotonic()
+            return now - self._unread.setdefault(reference, now) >= _GONE
         self._log_event(savepoint_observation(key, savepoint))
         return True
 

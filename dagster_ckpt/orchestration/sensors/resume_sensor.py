@@ -25,7 +25,15 @@ from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
-from dagster_ckpt.orchestration.sensors.staying import AFTER_NEWS, AGAIN, STAY, drivers_here, may_stay, one_has_died
+from dagster_ckpt.orchestration.sensors.staying import (
+    AFTER_NEWS,
+    AGAIN,
+    LATEST,
+    STAY,
+    drivers_here,
+    may_stay,
+    one_has_died,
+)
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
@@ -132,13 +140,14 @@ def build_resume_sensor(
         jobs=list(jobs),
     )
     def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        until = time.monotonic() + STAY
+        began = time.monotonic()
+        until = began + STAY
         stays = may_stay(context.instance)
         found = turn(context, _Cursor.of(context.cursor))
         stays = stays and (found.has_news or not found.said)
         while stays and not found.requests:
             if found.has_news:
-                until = max(until, time.monotonic() + AFTER_NEWS)
+                until = max(until, min(time.monotonic() + AFTER_NEWS, began + LATEST))
             if time.monotonic() >= until:
                 break
             if found.said:  # a run has died in this tick, and its job waits for what the death brings about

@@ -162,9 +162,9 @@ def others_finding(
     error = JobAlreadyRunning(
         f"Run {heartbeat.run_id} drives job {catalog.job_name!r} now (process {driver.pid} on "
         f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
-        hint=f"Terminate run {heartbeat.run_id} in Dagster first (or the run that attends its driver), end a job of "
-        f"`dagster-ckpt run` with `dagster-ckpt cancel {catalog.job_name} {catalog.filesystem.path_option}`, or wait "
-        "until the job has ended.",
+        hint=f"Terminate run {heartbeat.run_id} in Dagster (or the run that attends its driver); or, if `dagster-ckpt "
+        f"run` drives the job, end it with `dagster-ckpt cancel {catalog.job_name} {catalog.filesystem.path_option}`; "
+        "or wait until the job has ended.",
     )
     return Finding.of_error(check, error)
 

@@ -183,7 +183,8 @@ def _check_stateful(metadata: CheckpointMetadata) -> None:
     if not metadata.facts.operators:
         raise InvalidConfiguration(
             f"The query of job {metadata.job_name!r} has no state in {metadata.reference}.",
-            hint="Aggregations, joins of streams, deduplication and transformWithState keep state.",
+            hint="Aggregations, joins of streams, deduplication and transformWithState keep state. `dagster-ckpt "
+            "describe` shows the operators of a checkpoint.",
         )
 
 

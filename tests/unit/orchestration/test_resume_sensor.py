@@ -347,21 +347,32 @@ def test_a_tick_that_found_the_run_alive_resumes_the_job_when_the_run_dies(
     assert job.failures.of(claim.series)[0].reason.endswith(f"its process {process.pid} is gone")
 
 
-@pytest.mark.parametrize(("delay", "is_due"), [("1 s", True), ("1 h", False)])
+@pytest.mark.parametrize(
+    ("delay", "latest", "is_due"),
+    [("1 s", 600.0, True), ("1 h", 600.0, False), ("1 s", 0.0, False)],
+    ids=["soon", "late", "soon, after a long look"],
+)
 def test_the_tick_that_finds_a_death_waits_for_the_first_delay_and_no_later_tick_does(
-    instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch, delay: str, *, is_due: bool
+    instance: dg.DagsterInstance,
+    job: StoredJob,
+    monkeypatch: pytest.MonkeyPatch,
+    delay: str,
+    latest: float,
+    *,
+    is_due: bool,
 ) -> None:
-    """Else the job would wait for the next tick, which Dagster begins after five seconds."""
+    """Else the job would wait for the next tick, which Dagster begins after five seconds, and ends after sixty."""
     sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(3, delay))])
     settings = {"use_threads": True, "num_workers": 4}
     monkeypatch.setattr(dg.DagsterInstance, "get_settings", lambda _, key: settings if key == "sensors" else {})
     monkeypatch.setattr(resume_sensor, "STAY", 0.0)
-    monkeypatch.setattr(resume_sensor, "AFTER_NEWS", 60.0 if is_due else 1.0)
+    monkeypatch.setattr(resume_sensor, "AFTER_NEWS", 1.0 if delay == "1 h" else 60.0)
+    monkeypatch.setattr(resume_sensor, "LATEST", latest)
     turns: list[float] = []
     monkeypatch.setattr(time, "sleep", turns.append)
     job.die(sensor.add_run(run_id(), Status.STARTED))
     requests, _ = sensor.tick()
-    assert (len(requests), bool(turns)) == (int(is_due), True)
+    assert (len(requests), bool(turns)) == (int(is_due), latest > 0)
     if not is_due:
         turns.clear()
         assert sensor.tick()[0] == []

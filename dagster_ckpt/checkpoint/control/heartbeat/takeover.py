@@ -70,9 +70,9 @@ def _already_running(file: HeartbeatFile, heartbeat: Heartbeat) -> JobAlreadyRun
     error = JobAlreadyRunning(
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
-        hint=f"Terminate run {heartbeat.run_id} in Dagster first, end a job of `dagster-ckpt run` with "
-        f"`dagster-ckpt cancel {job_name} {path_option(url)}`, or wait until the run has ended. This run "
-        "changed nothing.",
+        hint=f"Terminate run {heartbeat.run_id} in Dagster; or, if `dagster-ckpt run` drives the job, end it with "
+        f"`dagster-ckpt cancel {job_name} {path_option(url)}`; or wait until the run has ended. This run changed "
+        "nothing.",
     )
     error.by = heartbeat.run_id
     return error

@@ -192,7 +192,7 @@ class TestFreeJob:
             JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
         ) as raised:
             free_job(file, clock, no_wait)
-        assert "Terminate run run-a in Dagster first" in raised.value.hint
+        assert "Terminate run run-a in Dagster; or" in raised.value.hint
         assert f"`dagster-ckpt cancel {file.key[1]} --path {file.key[0]}`" in raised.value.hint
         assert other.poll() is None
 

@@ -277,7 +277,7 @@ class TestDisposing:
         before = dict(memory.files)
         with pytest.raises(InvalidConfiguration, match=r"is chk-1 of job 'flights' and no savepoint") as caught:
             dispose_savepoint(memory, f"{JOB}/{checkpoint.reference}")
-        assert "dagster-ckpt retention flights" in caught.value.hint
+        assert "`dagster-ckpt retention` shows what that of flights would delete" in caught.value.hint
         assert memory.files == before
 
     def test_a_directory_of_something_else_is_refused(self, target: MemoryFileSystem) -> None:
