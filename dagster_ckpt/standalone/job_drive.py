@@ -286,7 +286,7 @@ class _Cancellation:
         """Seconds from the last look to the next one.
 
         The query's own watch listens to the bell as often. While it does, another read tells nothing more, except of
-        an asker of an earlier release.
+        an asker that died before it rang.
         """
         heard = last_seen(self._requests.heard_as)
         if heard is None or not self._has_read:

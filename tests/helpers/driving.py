@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tests.helpers.processes import lives
 from tests.system.cluster.standalone import eventually
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Driver:
         family = self.family()
         self.process.kill()
         self.process.wait()
-        eventually("the driver's JVM ends with it", lambda: not any(map(_alive, family)))
+        eventually("the driver's JVM ends with it", lambda: not any(map(lives, family)))
 
     def family(self) -> list[psutil.Process]:
         """The driver and its JVM."""
@@ -134,10 +135,3 @@ def driving(
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         driver.close()
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

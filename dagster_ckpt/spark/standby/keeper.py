@@ -127,7 +127,7 @@ def _is_only_one(lock: IO[bytes]) -> bool:
     for _ in range(_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return os.fstat(lock.fileno()).st_nlink > 0  # else a sweep has deleted the file since it was opened
         time.sleep(_INSTANT)
     return False
 

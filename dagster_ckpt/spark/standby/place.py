@@ -112,11 +112,13 @@ def sweep() -> None:
     """Delete the files of keepers that have begun long ago and are gone."""
     with contextlib.suppress(OSError):  # the directory cannot be read
         for lock in directory().glob("*.lock"):
-            with contextlib.suppress(OSError):  # another process sweeps, too
-                if time.time() - lock.stat().st_mtime > _UNUSED and not is_kept(lock.stem):
-                    shutil.rmtree(lock.with_suffix(".warm"), ignore_errors=True)
-                    for left in (".sock", ".log", ".lock"):
-                        lock.with_suffix(left).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is kept, or another process sweeps, too
+                if time.time() - lock.stat().st_mtime > _UNUSED:
+                    with lock.open("rb") as held:
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(lock.with_suffix(".warm"), ignore_errors=True)
+                        for left in (".sock", ".log", ".lock"):
+                            lock.with_suffix(left).unlink(missing_ok=True)
 
 
 def _files(named: str) -> list[tuple[str, int, int]]:

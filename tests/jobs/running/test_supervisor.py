@@ -28,6 +28,7 @@ from dagster_ckpt.spark.events import CheckpointCompleted, Event, Restarting, St
 from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.spark.run.supervisor import supervise
+from tests.helpers.processes import lives
 from tests.jobs.harness import OFTEN, Bench, eventually, new_run_id
 from tests.jobs.threads import own_threads
 
@@ -230,17 +231,10 @@ def test_a_step_process_dies_with_its_parent_and_its_jvm_with_it(tmp_path: Path,
             worker.kill()
             worker.wait()
             if guarded:
-                eventually("the step process and its JVM die", lambda: not any(map(_alive, tree)))
+                eventually("the step process and its JVM die", lambda: not any(map(lives, tree)))
             else:
-                assert all(map(_alive, tree))
+                assert all(map(lives, tree))
         finally:
             for process in tree:
-                if _alive(process):
+                if lives(process):
                     process.kill()
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

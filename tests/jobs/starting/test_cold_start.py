@@ -33,6 +33,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dataclasses import replace
 from tests.jobs.harness import Bench, eventually
+from tests.helpers.processes import lives
 
 class WaitsForTheJvm(PosixFileSystem):
     def probe(self):
@@ -189,6 +190,6 @@ def test_who_starts_the_making_takes_it_along(tmp_path: Path, monkeypatch: pytes
     assert below.nice() == jvm.nice() == 19
     process.stdin.close()  # as at the end of this process
     assert process.wait(60) != 0
-    eventually("its JVM ends", lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE)
+    eventually("its JVM ends", lambda: not lives(jvm))
     assert not archive.is_whole()
     assert not archive.may_be_made(), "not in the next run, which may be as short"

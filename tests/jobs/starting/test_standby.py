@@ -53,6 +53,7 @@ print(SparkContext._gateway.proc.wait())
 _LAUNCHES = """
 import sys
 from tests.jobs.starting.standby_job import spark
+from tests.helpers.processes import lives
 spark.launch_jvm("tiny")
 spark.launch_jvm("another")
 print("ready", flush=True)
@@ -183,10 +184,6 @@ def _asked(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def _is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: Host, stream: Bench) -> None:
     host.killed(stream)
     (jvm,) = host.keeper().children()
@@ -231,12 +228,12 @@ def test_a_run_goes_on_in_the_jvm_that_was_launched_with_it_and_waits_for_its_st
         assert _umask(jvm.pid) == _umask(run.pid), "its files have the modes that they have without a keeper"
         launches.kill()
         eventually("the keeper ends", lambda: not host.processes("dagster_ckpt.spark.standby.keeper"))
-        assert not _is_gone(jvm)
+        assert lives(jvm)
         parent = jvm.parent()
         assert parent is not None
         assert jvm_parent.__file__ in parent.cmdline(), "it tells the run how the JVM ends"
         run.kill()
-        eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+        eventually("the JVM ends with the run that has it", lambda: not lives(jvm))
 
 
 def _umask(pid: int) -> str:
@@ -257,7 +254,7 @@ def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) 
     keeper = host.keeper()
     (jvm,) = keeper.children()
     keeper.kill()
-    eventually("the JVM ends with its keeper", lambda: _is_gone(jvm))
+    eventually("the JVM ends with its keeper", lambda: not lives(jvm))
     trace = host.finished(stream)
     assert "standby" not in trace.by_name
     assert "JVM" in trace.by_name
@@ -277,9 +274,9 @@ def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host:
             process.stdin.flush()
         said = [process.stdout.readline().strip() for process in (one, other) if process.stdout is not None]
         assert sorted(said) == ["False", "True"]
-        assert not _is_gone(jvm)
+        assert lives(jvm)
         (one, other)[said.index("True")].kill()
-        eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+        eventually("the JVM ends with the run that has it", lambda: not lives(jvm))
 
 
 @pytest.mark.exhaustive
@@ -295,5 +292,5 @@ def test_a_jvm_that_hangs_is_ended_and_another_one_is_started(host: Host) -> Non
     with host.kept() as jvm, host.process("-c", _ASKS, "") as run:
         jvm.suspend()
         assert _asked(run) == "False"
-        eventually("the JVM is killed", lambda: _is_gone(jvm))
+        eventually("the JVM is killed", lambda: not lives(jvm))
     assert "has not answered for 10 s" in host.errors

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.helpers.driving import ELSEWHERE, Driver, driving
+from tests.helpers.processes import lives
 from tests.jobs.matrix.streams import FILE, land
 from tests.jobs.zombies.driver import JOB
 from tests.jobs.zombies.landing import Landing
@@ -78,7 +79,7 @@ def test_a_jvm_does_not_outlive_its_python_by_more_than_a_lease(tmp_path: Path) 
         assert claim.lease.timeout == 4, "nobody may judge a start before its first beat by another lease"
         python, jvm = _python_and_jvm(driver)
         python.suspend()
-        eventually("the JVM ends itself", lambda: not _runs(jvm))
+        eventually("the JVM ends itself", lambda: not lives(jvm))
         assert python.status() == psutil.STATUS_STOPPED
         eventually("it says why", lambda: "has given no sign of life, and its lease of 4.0 s" in driver.log())
 
@@ -109,17 +110,10 @@ def test_a_paused_query_is_not_in_the_way_of_a_cancellation(tmp_path: Path) -> N
         eventually("the JVM is paused", lambda: jvm.status() == psutil.STATUS_STOPPED)
         driver.process.send_signal(signal.SIGINT)
         eventually("the driver ends", lambda: driver.process.poll() is not None)
-        assert not _runs(jvm)
+        assert not lives(jvm)
 
 
 def _python_and_jvm(driver: Driver) -> tuple[psutil.Process, psutil.Process]:
     python, *children = driver.family()
     (jvm,) = (child for child in children if child.name() == "java")
     return python, jvm
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -89,7 +89,7 @@ def listening(bucket: Bucket, cancellation: _Cancellation, seconds: int) -> None
         cancellation.look()
 
 
-@pytest.mark.parametrize("rings", [True, False], ids=["", "by an earlier release"])
+@pytest.mark.parametrize("rings", [True, False], ids=["", "by one that died before it rang"])
 def test_while_the_query_listens_to_the_bell_a_cancellation_is_read_when_somebody_rings(*, rings: bool) -> None:
     bucket = Bucket()
     cancellation = _Cancellation(bucket.catalog, DRIVER, bucket.clock, Lease(60, 300))

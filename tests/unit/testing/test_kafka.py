@@ -6,6 +6,7 @@ import sys
 import psutil
 
 from dagster_ckpt.testing.kafka import _UNTIL_CLOSED
+from tests.helpers.processes import lives
 from tests.jobs.harness import eventually
 
 _STARTS = """
@@ -14,13 +15,6 @@ program = subprocess.Popen([*{program!r}, sys.executable, "-c", "import time; ti
 print(program.pid, flush=True)
 time.sleep(600)
 """
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_what_a_killed_process_runs_until_it_closes_the_pipe_ends_with_it() -> None:

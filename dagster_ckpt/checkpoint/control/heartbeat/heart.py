@@ -206,8 +206,8 @@ class Heart:
             beat.set_result(None)
 
     def _make(self, number: int) -> None:
-        if self._asks() and self._file.is_claimed_after(self._beat.epoch, self._beat.run_id):
-            self._fence(None)
+        asks = self._is_late() or self._clock.monotonic() < self._asks_until
+        if asks and self._is_taken():
             return
         try:
             current = self._file.read_by_holder(self._beat.epoch)
@@ -232,7 +232,10 @@ class Heart:
             self._file.write(beat)
             with self._lock:
                 self._written = max(self._written, number)
-                self._asks()
+            # A process that was paused during the beat may have lost the job since it asked.
+            if self._is_late() and self._is_taken():
+                return
+            with self._lock:
                 self._until = max(self._until, (beat.uptime or 0.0) + self.lease.own)
             self._tell()
             if beat.stopped:
@@ -241,12 +244,20 @@ class Heart:
             if self._beat.stopped and not beat.stopped:
                 self._say_again()
 
-    def _asks(self) -> bool:
-        """Whether another run may have claimed the job, because the storage has taken no beat in time."""
+    def _is_late(self) -> bool:
+        """Whether another run may have claimed the job by now, because the storage has taken no beat in time."""
         now = self._clock.monotonic()
-        if now > self._until:
-            self._asks_until = now + self.lease.timeout
-        return now < self._asks_until
+        if now <= self._until:
+            return False
+        self._asks_until = now + self.lease.timeout
+        return True
+
+    def _is_taken(self) -> bool:
+        """Fence this run if another one has claimed the job; whether that is so."""
+        is_taken = self._file.is_claimed_after(self._beat.epoch, self._beat.run_id)
+        if is_taken:
+            self._fence(None)
+        return is_taken
 
     def _say_again(self) -> None:
         """Write the last beat again if a late beat overwrote it, unless another run has taken the job over.

@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heart, Heartb
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import iso
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -381,6 +381,33 @@ class TestComesBack:
         self.beats(heart, away)
         assert heart.is_fenced
 
+    @pytest.mark.parametrize("step", ["read", "replace"])
+    @pytest.mark.parametrize("late_before", [False, True])
+    def test_a_process_that_is_paused_during_a_beat_hears_of_the_claim(
+        self,
+        memory: MemoryFileSystem,
+        away: FaultInjectingFileSystem,
+        file: HeartbeatFile,
+        clock: ManualClock,
+        heart: Heart,
+        step: str,
+        *,
+        late_before: bool,
+    ) -> None:
+        """Else it would write a beat that looks timely, and go on for a lease beside the run that has taken over."""
+
+        def pause(at: Operation) -> None:
+            if at.name == step and at.path.endswith("/heartbeat") and Epochs(memory, file.key[1]).highest() == 1:
+                clock.advance(LEASE + 1)
+                take_over(Epochs(memory, file.key[1]), clock, "run-b")
+
+        if late_before:
+            self.is_away(away, clock, heart)
+        away.plan = pause
+        self.beats(heart, away)
+        assert heart.is_fenced
+        assert heart.left == 0
+
     def test_a_run_that_beats_in_time_asks_for_no_claims(
         self, away: FaultInjectingFileSystem, clock: ManualClock, heart: Heart
     ) -> None:
@@ -389,7 +416,7 @@ class TestComesBack:
         for _ in range(100):
             clock.advance(1)
             asked.append(self.beats(heart, away))
-        assert asked[0] == ["list epochs", "read heartbeat", "replace heartbeat"]
+        assert asked[0] == ["list epochs", "read heartbeat", "replace heartbeat", "list epochs"]
         assert asked[int(LEASE) + 1 :] == [["read heartbeat", "replace heartbeat"]] * (99 - int(LEASE))
 
 

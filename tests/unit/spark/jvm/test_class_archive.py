@@ -25,6 +25,7 @@ from dagster_ckpt.spark.jvm.class_archive import (
     with_archive,
 )
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from tests.helpers.processes import lives
 from tests.helpers.threads import no_more_threads
 from tests.jobs.harness import eventually
 
@@ -253,7 +254,7 @@ def test_a_jvm_that_writes_an_archive_ends_with_the_run_that_wants_it(tmp_path: 
         try:
             training.stdin.close()
             training.wait(60)
-            eventually("the JVM ends", lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE)
+            eventually("the JVM ends", lambda: not lives(jvm))
         finally:
             with suppress(psutil.NoSuchProcess):
                 jvm.kill()
