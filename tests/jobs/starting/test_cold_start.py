@@ -18,6 +18,7 @@ from dagster_ckpt.spark.jvm import class_archive
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, compiler_option
 from tests.helpers.local_spark import JVM_OPTIONS
+from tests.helpers.processes import lives
 from tests.jobs.harness import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +34,6 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dataclasses import replace
 from tests.jobs.harness import Bench, eventually
-from tests.helpers.processes import lives
 
 class WaitsForTheJvm(PosixFileSystem):
     def probe(self):

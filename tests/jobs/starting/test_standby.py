@@ -17,6 +17,7 @@ import pytest
 from dagster_ckpt.checkpoint import StartTrace
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE
 from dagster_ckpt.spark.standby import jvm_parent
+from tests.helpers.processes import lives
 from tests.jobs.harness import Bench, deduplicated, eventually
 from tests.jobs.starting.standby_job import LAST, VARIABLE
 
@@ -53,7 +54,6 @@ print(SparkContext._gateway.proc.wait())
 _LAUNCHES = """
 import sys
 from tests.jobs.starting.standby_job import spark
-from tests.helpers.processes import lives
 spark.launch_jvm("tiny")
 spark.launch_jvm("another")
 print("ready", flush=True)

@@ -25,6 +25,7 @@ from dagster_ckpt.spark.standby import adopted_jvm, adopting, place
 from dagster_ckpt.spark.standby.adopted_jvm import AdoptedJvm, RefusedError, adopt
 from dagster_ckpt.spark.standby.handover import UNASKED
 from dagster_ckpt.spark.standby.place import Standby
+from tests.helpers.processes import lives
 from tests.jobs.harness import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")]
@@ -34,7 +35,6 @@ ROOT = Path(__file__).resolve().parents[4]
 _KEEPER = """
 import array, json, os, socket, subprocess, sys, time
 from dagster_ckpt.spark.standby.keeper import _listen
-from tests.helpers.processes import lives
 lie = sys.argv[1]
 jvm = "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
 child = subprocess.Popen([sys.executable, "-c", jvm], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
