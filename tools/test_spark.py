@@ -40,7 +40,7 @@ def main() -> int:
         failed |= _pytest(python, chosen, *_SIDE_BY_SIDE)
     os.environ["OLDER_SPARKS"] = os.pathsep.join(pythons)
     print(f"Spark {', '.join(releases)} and then the one installed here", flush=True)
-    return int(_pytest(sys.executable, "upgrade") or failed)
+    return int(_pytest(sys.executable, "upgrade", *_SIDE_BY_SIDE) or failed)
 
 
 def _pytest(python: str, chosen: str, *options: str) -> bool:

@@ -71,6 +71,7 @@ def test_a_restore_by_hand_doubles_nothing(bench: Bench, rows: DataFrame, starts
     assert ids(bench) == [0, 1, 2, 100, 101, 102]
 
 
+@pytest.mark.exhaustive
 def test_a_restore_by_hand_before_the_first_checkpoint(
     bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_claim_is_no_data(bench: Bench, rows: DataFrame) -> None:
     a_claim_is_no_data(bench, rows, starts_of(bench, rows))
 
 
+@pytest.mark.exhaustive
 def test_the_batch_of_a_repartition_is_left_out(bench: Bench, rows: DataFrame) -> None:
     a_batch_is_left_out(rows, starts_of(bench, rows), lambda: written(bench), bench.root)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3000)]
 
-_DAYS = 40
+_DAYS = 28
 
 
 @pytest.fixture
