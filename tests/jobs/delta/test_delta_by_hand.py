@@ -71,6 +71,23 @@ def test_a_restore_by_hand_doubles_nothing(bench: Bench, rows: DataFrame, starts
     assert ids(bench) == [0, 1, 2, 100, 101, 102]
 
 
+def test_an_older_copy_is_refused_although_others_have_brought_it_past_the_checkpoint(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
+) -> None:
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    copy = bench.root / "copy"
+    shutil.copytree(bench.sink, copy)
+    sink.write_batch(of(rows, 1), 1)
+    covered = starts.position(sink, 1, 1)
+    shutil.rmtree(bench.sink)
+    copy.rename(bench.sink)
+    for _ in range(3):
+        of(rows, 50).write.format("delta").mode("append").save(str(bench.sink))
+    with pytest.raises(SinkMismatch, match=r"with batch 1 of this job when .* an older copy without that batch"):
+        starts.begun(2, covered)
+
+
 @pytest.mark.exhaustive
 def test_a_restore_by_hand_before_the_first_checkpoint(
     bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]

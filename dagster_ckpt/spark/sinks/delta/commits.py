@@ -121,6 +121,16 @@ class Commit:
         return {*self.added, *self.removed}
 
     @property
+    def only_describes(self) -> bool:
+        """Whether the commit tells more of files that were there, as when somebody enables row tracking."""
+        return bool(self.added) and not self.removed and not self.changes_rows and not self.of_job
+
+    @property
+    def rewrites_schema(self) -> bool:
+        """Whether the commit has put the same rows into files of another schema, as when column mapping goes."""
+        return self.table is not None and bool(self.removed) and not self.changes_rows
+
+    @property
     def of_job(self) -> bool:
         """Whether a job of this library made the commit."""
         return any(application.startswith(_JOBS) for application in self.marks)
@@ -197,14 +207,20 @@ def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Roll
     ours = {key for commit in counting if application in commit.marks for key in commit.files}
     # A compaction stays, too, unless it has put rows of ours into a file with others.
     others = [commit for commit in counting if application not in commit.marks]
-    compacted = any(not commit.changes_rows and commit.files & ours for commit in others)
+    compacted = any(not commit.changes_rows and not commit.only_describes and commit.files & ours for commit in others)
     inverted: list[Commit] = []
+    changing: list[Commit] = []
     for commit in counting:
-        if application in commit.marks or (compacted and not commit.changes_rows):
+        if commit.only_describes:
+            changing.append(commit)
+        elif application in commit.marks or (compacted and not commit.changes_rows):
+            if commit.rewrites_schema and application not in commit.marks:
+                raise _rewritten(commit)
             inverted.append(commit)
+            changing.append(commit)
         else:
             _refuse(commit, any(commit.files & earlier.files for earlier in inverted))
-    gone, come = _net(inverted)
+    gone, come = _net(changing)
     _refuse_unchecked(gone, inverted, others)
     return Rollback(
         tuple(json.dumps({"remove": _removal(action, now)}) for action in come.values()),
@@ -219,6 +235,9 @@ def _refuse_unchecked(gone: Collection[FileKey], inverted: Sequence[Commit], oth
     constrained = [commit for commit in added.values() if commit.operation == _NEW_CONSTRAINT]
     went = {key: commit for commit in inverted if commit.changes_rows for key in commit.removed.keys() & gone}
     for commit in went.values():
+        for each in others:
+            if each.rewrites_schema and each.version > commit.version:
+                raise _rewritten(each)
         later = [each for each in constrained if each.version > commit.version]
         if later:
             raise SinkMismatch(
@@ -229,6 +248,15 @@ def _refuse_unchecked(gone: Collection[FileKey], inverted: Sequence[Commit], oth
             )
 
 
+def _rewritten(commit: Commit) -> SinkMismatch:
+    return SinkMismatch(
+        f"Files that must come back into the table are of the schema before {commit}, which has rewritten the others: "
+        "their columns would read as NULL.",
+        hint="Nothing was touched. Restore a checkpoint that was taken after that; or undo it, and all that came after "
+        f"it, by RESTORE TABLE ... TO VERSION AS OF {commit.version - 1} and launch again.",
+    )
+
+
 def _net(commits: Sequence[Commit]) -> tuple[dict[FileKey, Mapping[str, Any]], dict[FileKey, Mapping[str, Any]]]:
     """The files that are gone after ``commits``, and those that have come, each with its newest JSON."""
     was: dict[FileKey, bool] = {}
@@ -236,7 +264,7 @@ def _net(commits: Sequence[Commit]) -> tuple[dict[FileKey, Mapping[str, Any]], d
     for commit in commits:
         for files, is_there in ((commit.removed, False), (commit.added, True)):
             for key, action in files.items():
-                was.setdefault(key, not is_there)
+                was.setdefault(key, commit.only_describes or not is_there)
                 last[key] = (is_there, action)
     gone = {key: action for key, (is_there, action) in last.items() if was[key] and not is_there}
     come = {key: action for key, (is_there, action) in last.items() if is_there and not was[key]}
@@ -303,7 +331,8 @@ def _with_undone_compactions(commits: Sequence[Commit]) -> list[Commit]:
         if commit.of_job:
             for at in reversed(range(len(found))):
                 earlier = found[at]
-                if not earlier.changes_rows and earlier.added and earlier.added.keys() <= commit.removed.keys():
+                is_undone = earlier.added and earlier.added.keys() <= commit.removed.keys()
+                if is_undone and not earlier.changes_rows and not earlier.only_describes:
                     gone, come = _net((earlier, commit))
                     commit = replace(commit, removed=gone, added=come)
                     del found[at]

@@ -240,6 +240,11 @@ class DeltaSink(TableSink):
         if newest < version or (version >= 0 and self._table.identifier != table):
             now = f"a table at version {newest} with the id {self._table.identifier}" if newest >= 0 else "no table"
             raise self._another_table(f"{table} at version {version}", now)
+        # An older copy, which others have brought past the version since, has an older mark: marks never go back.
+        if held is not None and (self._table.mark(self._application) or 0) < held:
+            raise self._another_table(
+                f"with batch {marked_batch(held)} of this job", "an older copy without that batch"
+            )
         return version, held
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:

@@ -301,7 +301,8 @@ class PostgresSink(BatchSink):
     def _take_over(
         self, connection: Connection, entry: Entry, batch: int, line: Sequence[tuple[str, int]], epoch: int
     ) -> str:
-        removed = self._remove_after(connection, batch) if entry.batch > batch else 0
+        # Also where the ledger knows of none: of a backup, the ledger may be older than the table.
+        removed = self._remove_after(connection, batch)
         self._cut = entry.takeover + 1
         closed = replace(
             entry, job_id=self._job_id, epoch=epoch, takeover=self._cut, start=None, batch=batch, line=line

@@ -117,6 +117,11 @@ class Table:
         rows = tuple(row for path in chosen for row in self.now[path])
         self.commit("OPTIMIZE", chosen, [rows] if choice % 3 else [rows[::2], rows[1::2]], changes=False)
 
+    def describe(self) -> None:
+        """As when somebody enables row tracking: each file is added once more, with the same rows."""
+        lines = [json.dumps({"commitInfo": {"operation": "ROW TRACKING BACKFILL"}})]
+        self._end([*lines, *(the_json("add", path, changes=False) for path in self.now)])
+
     def edit(self, choice: int) -> None:
         """Delete the first row of a file."""
         if holding := [path for path, rows in self.now.items() if rows]:
@@ -167,7 +172,9 @@ class Table:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from([OURS, OURS, THEIRS, OTHERS, "optimize", "edit", "restore", "roll back", "they roll back"]),
+        st.sampled_from(
+            [OURS, OURS, THEIRS, OTHERS, "optimize", "describe", "edit", "restore", "roll back", "they roll back"]
+        ),
         st.integers(min_value=0, max_value=99),
     ),
     max_size=14,
@@ -184,6 +191,8 @@ def test_a_rollback_takes_back_the_jobs_own_rows_and_no_others(steps: list[tuple
             table.write(step)
         elif step == "optimize":
             table.optimize(choice)
+        elif step == "describe":
+            table.describe()
         elif step == "edit":
             table.edit(choice)
         elif step == "restore":
@@ -379,6 +388,39 @@ def test_marks_are_in_the_order_of_epochs_and_batches(one: tuple[int, int], othe
     assert (mark_of(*one) < mark_of(*other)) == (one < other)
     assert (marked_epoch(mark_of(*one)), marked_batch(mark_of(*one))) == one
     assert mark_of(*one) < 2**63
+
+
+def test_files_that_are_told_of_once_more_stay() -> None:
+    table = Table()
+    for writer in (OTHERS, OURS, OURS):
+        table.write(writer)
+    table.describe()
+    plan = plan_rollback(table.log[2:], APP, 9)
+    assert [json.loads(line)["remove"]["path"] for line in plan.removed] == ["part-2"]
+    assert plan.added == ()
+
+
+def rewritten(table: Table) -> None:
+    """As when column mapping goes: the same rows in other files, which have the columns under other names."""
+    lines = [json.dumps({"commitInfo": {"operation": "REMOVE COLUMN MAPPING"}}), json.dumps({"metaData": {"id": "t"}})]
+    lines += [the_json("remove", path, changes=False) for path in table.now]
+    table.now = {f"new-{path}": rows for path, rows in table.now.items()}
+    table.files |= table.now
+    table._end([*lines, *(the_json("add", path, changes=False) for path in table.now)])
+
+
+@pytest.mark.parametrize("before", ["written", "taken back"])
+def test_no_file_of_a_schema_before_comes_back(before: str) -> None:
+    """Whether the rows were rewritten, or were away meanwhile."""
+    table = Table()
+    for writer in (OURS, OURS):
+        table.write(writer)
+    if before == "taken back":
+        table.roll_back(OURS, 0)
+    rewritten(table)
+    with pytest.raises(SinkMismatch, match=r"\(REMOVE COLUMN MAPPING\), which has rewritten the others") as refused:
+        plan_rollback(table.log[2 if before == "taken back" else 1 :], APP, 9)
+    assert f"TO VERSION AS OF {len(table.log) - 2}" in refused.value.hint
 
 
 def test_a_compaction_of_others_files_stays() -> None:

@@ -216,6 +216,20 @@ BROKEN: dict[str, tuple[str, type[CheckpointError], str, str]] = {
 }
 
 
+def test_a_ledger_that_is_older_than_its_table_doubles_no_row(job: Job) -> None:
+    """As after a backup of the ledger alone; the error advises to restore a checkpoint of the batch that it knows."""
+    position = job.start().write(0, "a")
+    for batch in (1, 2):
+        job.write(batch, "a")
+    rows(job.reach, "UPDATE dagster_ckpt_sinks SET batch = 0")
+    with pytest.raises(SinkMismatch, match="holds batches up to 0, and the next one is 3"):
+        job.write(3, "a")
+    job.start(position)
+    for batch in (1, 2):
+        job.write(batch, "a")
+    assert job.found() == expected((0, "a"), (1, "a"), (2, "a"))
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_preflight_finds_a_table_that_does_not_hold_the_batch(job: Job, name: str) -> None:
     statement, error, message, hint = BROKEN[name]
