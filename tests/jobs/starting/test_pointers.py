@@ -76,7 +76,7 @@ _LIST = "dagster-ckpt list"
         (_url_without_metadata, CheckpointNotFound, f"{_LIST} tiny"),
         (_foreign_job, ForeignCheckpoint, f"{_LIST} tiny"),
         (_outside, ForeignCheckpoint, "Set checkpoint_path"),
-        (_some_file, CorruptMetadata, _LIST),
+        (_some_file, CorruptMetadata, f"`{_LIST}`, and name another checkpoint in restore_from"),
     ],
 )
 def test_a_wrong_pointer(ticked: Bench, point: Pointer, error: type[CheckpointError], way_on: str) -> None:

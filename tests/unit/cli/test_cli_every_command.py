@@ -313,6 +313,7 @@ def test_what_a_sweep_has_deleted_is_told_if_it_may_not_delete_the_rest(
     assert len(deleted) == (1 if step == "unlink" else 2)
     assert (f"Job {JOB!r} could not be swept whole: Could not delete" in done.stderr) is not alone
     assert "left out" not in done.stderr
+    assert "\n\n" not in done.stderr, "a hint is told only if there is one"
     assert "Let this user" in done.stderr
 
 
