@@ -20,18 +20,20 @@ from tools.spark_environment import spark_environment  # noqa: E402
 
 #: As many as in `make test`. A worker without a test takes some of another's: one file has a third of the work.
 _WORKERS = min(4, (os.cpu_count() or 1) + 1)
+_SHORT = "not exhaustive"
 _SIDE_BY_SIDE = ("--numprocesses", str(_WORKERS), "--dist", "worksteal")
 
 
 def main() -> int:
     """Run the tests; exit status 1 if any failed."""
-    chosen = "releases" if "--exhaustive" in sys.argv else "releases and not exhaustive"
+    whole = "--exhaustive" in sys.argv
+    chosen = "releases" if whole else f"releases and {_SHORT} and not newest"
     releases = [argument for argument in sys.argv[1:] if argument != "--exhaustive"]
     if not releases or not all(re.fullmatch(r"\d+\.\d+", release) for release in releases):
         print('Name one release or more, the oldest first: make test-spark SPARK="4.1 4.2"', file=sys.stderr)
         return 2
     pythons = [spark_environment(release) for release in releases]
-    if "--exhaustive" in sys.argv:
+    if whole:
         os.environ[EVERY_FORMAT] = "1"
     failed = False
     for release, python in zip(releases, pythons, strict=True):
@@ -40,7 +42,7 @@ def main() -> int:
         failed |= _pytest(python, chosen, *_SIDE_BY_SIDE)
     os.environ["OLDER_SPARKS"] = os.pathsep.join(pythons)
     print(f"Spark {', '.join(releases)} and then the one installed here", flush=True)
-    return int(_pytest(sys.executable, "upgrade", *_SIDE_BY_SIDE) or failed)
+    return int(_pytest(sys.executable, "upgrade" if whole else f"upgrade and {_SHORT}", *_SIDE_BY_SIDE) or failed)
 
 
 def _pytest(python: str, chosen: str, *options: str) -> bool:

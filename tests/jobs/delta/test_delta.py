@@ -133,6 +133,7 @@ def all_of_it(bench: Bench) -> Counter[Row]:
     return changed
 
 
+@pytest.mark.exhaustive
 def test_what_others_do_stays(table: Bench) -> None:
     """After the checkpoint, when a batch of the job is in one file with rows of others."""
     run_without_checkpoint(table, 1)
@@ -175,7 +176,10 @@ def vacuumed(bench: Bench) -> None:
     sql(bench, "VACUUM {table} RETAIN 0 HOURS")
 
 
-@pytest.mark.parametrize(("spoil", "said"), [(vacuumed, "VACUUM"), (without_old_log, "logRetentionDuration")])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(vacuumed, "VACUUM"), pytest.param(without_old_log, "logRetentionDuration", marks=pytest.mark.exhaustive)],
+)
 def test_a_version_that_is_gone_is_refused_by_name(table: Bench, spoil: Callable[[Bench], None], said: str) -> None:
     abandoned = table.checkpoints()[-1]
     table.files_per_trigger = 5

@@ -43,6 +43,7 @@ def restore(bench: Bench, to: int) -> None:
     sql(bench, f"RESTORE TABLE {{table}} TO VERSION AS OF {to}")
 
 
+@pytest.mark.exhaustive
 def test_a_restore_by_hand_doubles_nothing(bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]) -> None:
     """It brings back the batch that a rollback took, and keeps the marks: by them, nothing is to be taken back.
 

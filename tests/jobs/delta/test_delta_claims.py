@@ -40,7 +40,8 @@ def written(bench: Bench) -> int:
     return sum(seen(bench).values())
 
 
-@pytest.mark.parametrize("first", ["orders", pytest.param("returns", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("first", ["orders", "returns"])
 def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame, first: str) -> None:
     """After a compaction has put rows of both into one file, too. Which of them comes back first does not matter."""
     jobs = {job: starts_of(bench, rows, job=job) for job in ("orders", "returns")}

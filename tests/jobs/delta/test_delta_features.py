@@ -170,6 +170,7 @@ _MAPPED = {"columnMapping.mode": "name", "minReaderVersion": "2", "minWriterVers
             {},
             generated,
             id="partitioned by a generated column",
+            marks=_LONG,
         ),
         pytest.param(
             "id INT, v INT, n BIGINT GENERATED ALWAYS AS IDENTITY", "", {}, numbered, id="identity", marks=_LONG

@@ -83,9 +83,16 @@ def test_a_damaged_choice_refuses_latest_and_lets_a_checkpoint_be_named(ticked: 
     ("damage", "error", "says", "way_on"),
     [
         (_truncate, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
-        (_empty, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
-        (_flip_in_the_middle, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
-        (_flip_in_the_digest, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
+        *(
+            pytest.param(
+                damage,
+                CorruptMetadata,
+                "truncated or was changed",
+                "dagster-ckpt list",
+                marks=pytest.mark.exhaustive,
+            )
+            for damage in (_empty, _flip_in_the_middle, _flip_in_the_digest)
+        ),
         (_next_version, UnknownMetadataVersion, "version 5; this release reads version 4", "newer release"),
     ],
 )
@@ -137,7 +144,7 @@ def _change(path: Path, entry: FileEntry) -> None:
         (_change, CheckpointFileChanged, "was changed"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["whole", "packed"])
 def test_a_damaged_data_file(
     ticked: Bench, damage: Damage, error: type[CheckpointError], says: str, *, packed: bool
 ) -> None:

@@ -166,6 +166,7 @@ def test_errors_that_differ_or_pass_do_not_end_the_loop(bench: Bench) -> None:
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_replay_that_fails_is_told_by_the_batch_that_failed(bench: Bench) -> None:
     """The live location is lost, and batches are run again one by one: the one that fails is in the midst of them."""

@@ -109,6 +109,7 @@ class _Heard(StreamingQueryListener):
         pass
 
 
+@pytest.mark.exhaustive
 def test_no_listener_hears_of_it_and_no_cached_table_is_left(waiting: Make, bench: Bench) -> None:
     """What the function does besides building the query is done once more, as by every start."""
     table, heard, calls = bench.root / "table.json", _Heard(), list[str]()
@@ -152,6 +153,7 @@ def test_a_rehearsal_that_fails_leaves_a_standby_that_takes_over(waiting: Make) 
     _taken_over(job, wait)
 
 
+@pytest.mark.exhaustive
 def test_a_takeover_ends_a_rehearsal_in_its_batch(waiting: Make, bench: Bench) -> None:
     hold, marks = bench.root / "hold", bench.root / "marks"
     job = waiting(partial(_marking, hold=hold))
@@ -168,6 +170,7 @@ def test_a_takeover_ends_a_rehearsal_in_its_batch(waiting: Make, bench: Bench) -
     _taken_over(job, wait)
 
 
+@pytest.mark.exhaustive
 def test_a_standby_whose_rehearsal_does_not_end_leaves_the_job_to_the_sensor(
     waiting: Make, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +196,9 @@ def test_a_standby_whose_rehearsal_does_not_end_leaves_the_job_to_the_sensor(
     eventually("the copy is deleted", lambda: not list(bench.working.glob("dagster-ckpt-scratch*")))
 
 
-@pytest.mark.parametrize("reason", ["option", "earlier", "size"])
+@pytest.mark.parametrize(
+    "reason", ["option", *(pytest.param(reason, marks=pytest.mark.exhaustive) for reason in ("earlier", "size"))]
+)
 def test_a_standby_without_a_rehearsal_takes_over_too(
     waiting: Make, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:

@@ -7,6 +7,8 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import RestoreWithLoss
 from dagster_ckpt.spark.events import Replaying, Started
@@ -65,6 +67,7 @@ def run_until(bench: Bench, files: int, batch: int) -> Launch:
     return launch
 
 
+@pytest.mark.exhaustive
 def test_a_sink_that_replaces_by_batch_sees_every_batch_again_with_the_same_rows(bench: Bench) -> None:
     bench.query = replaced
     bench.tick(2)
@@ -119,6 +122,7 @@ def test_before_the_first_checkpoint_too_a_sink_that_cannot_go_back_gets_no_othe
     assert in_batches(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_boundaries_are_chosen_anew_when_that_is_asked_for(bench: Bench) -> None:
     """A file sink can be rolled back, so it need not see the same batches."""
     bench.tick(2)

@@ -100,7 +100,14 @@ def _no_metadata(live: Path) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [_truncate_the_commit, _rubbish_in_the_commit, _no_offsets, _no_state, _no_changelogs, _no_metadata],
+    [
+        _truncate_the_commit,
+        *(
+            pytest.param(spoil, marks=pytest.mark.exhaustive)
+            for spoil in (_rubbish_in_the_commit, _no_offsets, _no_changelogs, _no_metadata)
+        ),
+        _no_state,
+    ],
 )
 def test_a_corrupt_live_location_falls_back(ticked: Bench, spoil: Spoil, caplog: pytest.LogCaptureFixture) -> None:
     ticked.run_and_cancel(2)

@@ -90,6 +90,7 @@ def test_it_ends_beside_a_run_with_another_configuration(waiting: Waiting) -> No
     waiting.assert_left_alone(wait())
 
 
+@pytest.mark.exhaustive
 def test_it_leaves_a_job_whose_restarts_are_used_up_failed(waiting: Waiting) -> None:
     waiting.bench.land(1)
     wait = waiting.start()
@@ -104,6 +105,7 @@ def test_it_leaves_a_job_whose_restarts_are_used_up_failed(waiting: Waiting) -> 
     assert waiting.bench.in_raw_directory() == {}
 
 
+@pytest.mark.exhaustive
 def test_it_waits_on_when_another_run_was_faster(waiting: Waiting) -> None:
     """The other run claims the job between the look and the claim of the standby."""
     waiting.bench.land(1)
@@ -130,6 +132,7 @@ def test_it_waits_on_when_another_run_was_faster(waiting: Waiting) -> None:
     waiting.assert_taken_over(wait())
 
 
+@pytest.mark.exhaustive
 def test_it_has_fetched_the_newest_checkpoint_before_it_takes_over(spark: SparkSession, tmp_path: Path) -> None:
     with GcsServer() as server, dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         server.create_bucket(BUCKET)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.releases
 
+_OF_FILES = "of Hadoop's files"
+
 
 def to_iceberg(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return into(IcebergSink(table_of(bench, session)), bench, session)
@@ -419,9 +421,15 @@ def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Pa
     assert seen(fork) == Counter({**(table.expected() - before), (-1, -10): 1})
 
 
-@pytest.mark.parametrize("kind", ["of Hadoop's files", "partitioned", "of format 1", "of format 3"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "partitioned",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in (_OF_FILES, "of format 1", "of format 3")),
+    ],
+)
 def test_other_kinds_of_tables(bench: Bench, kind: str) -> None:
-    hadoop = kind == "of Hadoop's files"
+    hadoop = kind == _OF_FILES
     if "format" in kind:
         properties = f"TBLPROPERTIES ('format-version' = '{kind[-1]}')"
         bench.spark.sql(f"CREATE TABLE {table_of(bench)} (id INT, v INT) USING iceberg {properties}")
@@ -536,6 +544,7 @@ def test_spark_alone_goes_on_with_the_state_of_an_exported_job(table: Bench, tmp
     assert seen(table) == table.expected()
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, session: IcebergSink(table_of(bench, session)), lambda: seen(bench))
 

@@ -114,8 +114,12 @@ def _left_out(bench: TopicBench) -> Counter[int]:
             id="longer",
             marks=pytest.mark.exhaustive,
         ),
-        pytest.param(Change(_fewer, "Partition 1 is not there any more"), id="fewer"),
-        pytest.param(Change(_left_out, "8 records after the checkpoint are left out"), id="left out"),
+        pytest.param(Change(_fewer, "Partition 1 is not there any more"), id="fewer", marks=pytest.mark.exhaustive),
+        pytest.param(
+            Change(_left_out, "8 records after the checkpoint are left out"),
+            id="left out",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             Change(_shorter, "3 records below the checkpoint's offsets would be skipped"),
             id="shorter",
@@ -155,7 +159,7 @@ _SOON = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.0001", "max.compa
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, id="never cleaned"),
+        pytest.param({}, id="never cleaned", marks=pytest.mark.exhaustive),
         pytest.param({"min.compaction.lag.ms": "3600000"}, id="kept"),
         pytest.param(_SOON, id="cleaned", marks=pytest.mark.exhaustive),
     ],
@@ -201,6 +205,7 @@ def test_what_can_be_read_again_is_counted_and_new_partitions_are_named(bench: T
     assert {1000, 1001} <= {row[0] for row in bench.seen_by_spark()}
 
 
+@pytest.mark.exhaustive
 def test_topics_come_and_go_under_a_pattern(bench: TopicBench) -> None:
     """A new topic is read from its beginning, if that is there. What the pattern matches no more is a loss."""
     bench.query = copied
@@ -230,6 +235,7 @@ def test_topics_come_and_go_under_a_pattern(bench: TopicBench) -> None:
     assert seen == Counter(row[0] for row in bench.expected().elements()) + new
 
 
+@pytest.mark.exhaustive
 def test_what_the_newest_checkpoint_tells_is_refused_before_a_job_is_stopped(bench: TopicBench) -> None:
     """By the check of `restore`, of the rollback job and of `preflight`, none of which has a query or a broker."""
     bench.query = copied

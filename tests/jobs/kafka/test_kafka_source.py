@@ -44,6 +44,7 @@ def test_a_job_is_exact_after_a_crash_and_after_a_rollback(bench: TopicBench) ->
     assert sum(bench.expected().values()) == 3 + 7 * 5
 
 
+@pytest.mark.exhaustive
 def test_kafkas_own_writer_is_at_least_once_and_says_so(bench: TopicBench) -> None:
     """A rollback loses nothing, and repeats what was written after the checkpoint."""
     copy, address = f"{bench.topic}-copy", bench.kafka.address
@@ -110,6 +111,7 @@ def test_each_source_is_asked_for_its_own_topics(bench: TopicBench) -> None:
     assert all("has all 0 offsets" in reason for reason in found)
 
 
+@pytest.mark.exhaustive
 def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) -> None:
     """Neither as lag nor as loss."""
     bench.query, bench.partitions = copied, 1

@@ -93,6 +93,7 @@ def test_forward_skips_records_and_backward_reads_them_twice(job: TopicBench) ->
     assert ["it skips" in accepted[0], "it reads" in accepted[1]] == [True, True]
 
 
+@pytest.mark.exhaustive
 def test_what_was_accepted_once_is_no_consent_to_the_same_again(job: TopicBench) -> None:
     """The job has come back to the same offset, and the same words would double the records once more."""
     asked: dict[str, Any] = {"start_sources": {job.topic: {"0": 0}}}
@@ -102,6 +103,7 @@ def test_what_was_accepted_once_is_no_consent_to_the_same_again(job: TopicBench)
     assert "would double rows" in job.refused(RestoreWithLoss, restore_from=last.reference, **asked).message
 
 
+@pytest.mark.exhaustive
 def test_from_a_time_on(job: TopicBench) -> None:
     """The first record that is as old or younger; where all are older, the end of the partition."""
     job.land(1)
@@ -262,6 +264,7 @@ def test_what_is_impossible_is_refused_by_name(job: TopicBench) -> None:
     assert "named twice" in job.refused(RestoreRefused, start_sources=both, allow_loss=True).message
 
 
+@pytest.mark.exhaustive
 def test_a_move_waits_for_brokers_that_are_away(job: TopicBench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {"start_sources": {job.topic: "latest"}, "allow_loss": True}
     monkeypatch.setattr("dagster_ckpt.spark.kafka.inputs._PATIENCE", 1.0)

@@ -38,7 +38,9 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.releases
-@pytest.mark.parametrize(("what", "backend"), [("counted", "hdfs"), ("deduplicated", "rocksdb")])
+@pytest.mark.parametrize(
+    ("what", "backend"), [pytest.param("counted", "hdfs", marks=pytest.mark.exhaustive), ("deduplicated", "rocksdb")]
+)
 def test_in_and_out_and_in_again(bench: Bench, tmp_path: Path, what: str, backend: str) -> None:
     bench = bench_of(bench, what)
     plain = after_five_batches(bench, backend)

@@ -59,6 +59,7 @@ def test_jobs_follow_spark_upwards_and_are_refused_downwards(tmp_path: Path) -> 
         assert back[name]["restored"] == versions[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.upgrade
 @pytest.mark.timeout(5 * _PATIENCE)
 def test_what_an_older_spark_alone_has_left_becomes_a_job(tmp_path: Path) -> None:

@@ -172,10 +172,10 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
 @pytest.mark.parametrize(
     ("sink", "interval"),
     [
-        (FILE, 3),
+        pytest.param(FILE, 3, marks=pytest.mark.exhaustive),
         pytest.param(FILE, 10, marks=pytest.mark.exhaustive),
         pytest.param(POSTGRES, 10, marks=pytest.mark.exhaustive),
-        *(pytest.param(sink, 10, marks=pytest.mark.releases) for sink in _FORMATS),
+        *(pytest.param(sink, 10, marks=(pytest.mark.exhaustive, pytest.mark.releases)) for sink in _FORMATS),
     ],
 )
 def test_a_sink_goes_without_the_batch_of_the_repartition(

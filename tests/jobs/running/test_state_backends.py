@@ -473,6 +473,7 @@ for directory in directories:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_stores_work_in_the_directories_that_spark_is_started_with(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -81,6 +81,7 @@ def run_without_checkpoint(bench: Bench, reach: str, files: int) -> None:
 
 
 @pytest.mark.releases
+@pytest.mark.newest
 def test_a_life(job: Bench, reach: str, take: Take, tmp_path: Path) -> None:
     """A crash with the live location and one without, a rollback, a savepoint, a fork, and what is refused then."""
     job.tick(2)

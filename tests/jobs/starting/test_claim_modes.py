@@ -51,6 +51,7 @@ def test_a_claimed_savepoint_is_of_its_lineage_and_goes_when_it_is_subsumed(
     ticked.checkpoints()
 
 
+@pytest.mark.exhaustive
 def test_until_it_is_subsumed_a_crash_comes_back_to_a_claimed_savepoint(
     ticked: Bench, savepoint: TakenSavepoint
 ) -> None:
@@ -62,6 +63,7 @@ def test_until_it_is_subsumed_a_crash_comes_back_to_a_claimed_savepoint(
     ticked.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_cleanup_that_deletes_deletes_a_claimed_savepoint_too(ticked: Bench, savepoint: TakenSavepoint) -> None:
     deletes = CheckpointConfig(interval="1 h", min_pause="1 h", retain_on_success=False)
     ticked.tick(1, ticked.job(config=deletes), restore_from=savepoint.pointer, claim_mode=CLAIM)

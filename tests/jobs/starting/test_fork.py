@@ -64,6 +64,7 @@ def fork_of(bench: Bench, checkpoint: CheckpointMetadata, root: Path) -> Fork:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_fork_of_a_checkpoint_after_which_input_is_gone(ticked: Bench, tmp_path: Path) -> None:
     """The fork would read what the first job has read since, and not find all of it."""
     point = ticked.checkpoints()[0]

@@ -73,6 +73,7 @@ def _told(directory: Path, master: str, conf: dict[str, str], **environment: str
     return name, started
 
 
+@pytest.mark.exhaustive
 def test_a_query_writes_its_files_without_a_process(tmp_path: Path) -> None:
     assert _told(tmp_path, "local[2]", {}) == (_OWN, [])
 

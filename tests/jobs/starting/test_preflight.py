@@ -108,6 +108,7 @@ def is_captured(launch: Launch, batch: int) -> bool:
     return bool(launch.completed) and launch.completed[-1].batch == batch
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_input_that_is_gone_after_a_savepoint_older_than_every_checkpoint(bench: Bench, take: Take) -> None:
     """Nobody keeps the plans of its next batches any more; the sink would give up rows that nothing brings back."""

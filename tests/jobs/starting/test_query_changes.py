@@ -92,7 +92,17 @@ def counts(counting: Pristine) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.mark.parametrize("query", [_another_operator, _without_state, _another_value, _another_key, _another_source])
+@pytest.mark.parametrize(
+    "query",
+    [
+        _another_operator,
+        *(
+            pytest.param(query, marks=pytest.mark.exhaustive)
+            for query in (_without_state, _another_value, _another_key)
+        ),
+        _another_source,
+    ],
+)
 @pytest.mark.parametrize("older", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["newest", "older"])
 def test_another_query_is_refused(counts: Bench, undisturbed: Counter[Row], query: Query, *, older: bool) -> None:
     first, second = counts.checkpoints()

@@ -194,6 +194,7 @@ def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: 
     eventually("nothing is left of a job that is over", lambda: host.processes() == [])
 
 
+@pytest.mark.exhaustive
 def test_the_command_goes_on_in_the_jvm_of_a_standby_when_its_driver_is_killed(host: Host, stream: Bench) -> None:
     stream.land(2)
     with host.process(*_COMMAND) as command:

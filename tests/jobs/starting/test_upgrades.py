@@ -116,6 +116,7 @@ def test_last_state_goes_on_from_the_newest_checkpoint(upgradable: Bench) -> Non
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_version_that_nobody_told_changes_nothing(bench: Bench) -> None:
     bench.tick(1)
     bench.tick(1, _version(bench, "1", mode=UpgradeMode.SAVEPOINT))
@@ -188,6 +189,7 @@ def test_the_version_before_goes_on_in_its_own_sink_after_a_stateless_one(upgrad
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_sink_that_cannot_go_back_is_that_of_the_version_before_after_a_stateless_one_elsewhere(bench: Bench) -> None:
     own, other = (Target(REPLACING, bench.root / name) for name in ("own", "other"))
 
@@ -231,6 +233,7 @@ def test_a_version_that_fails_for_too_long_is_taken_back(upgradable: Bench, fail
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_what_is_salvaged_of_the_version_before_proves_nothing(upgradable: Bench) -> None:
     upgradable.run_and_cancel(1, _version(upgradable, "1"))
     upgradable.land(1)
@@ -301,6 +304,7 @@ def test_the_version_before_runs_in_place_of_the_one_that_was_taken_back(upgrada
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_whoever_names_a_checkpoint_gets_it_with_the_code_that_is_there(upgradable: Bench) -> None:
     second = _version(upgradable, "2", _failing, timeout=60.0, previous={"1": deduplicated})
     _taken_back(upgradable, second)

@@ -48,6 +48,7 @@ def test_a_driver_that_hangs_is_killed_with_its_jvm(tmp_path: Path) -> None:
         assert not jvm.is_alive()
 
 
+@pytest.mark.exhaustive
 def test_a_jvm_that_outlives_its_driver_is_killed(tmp_path: Path) -> None:
     for number in range(3):
         land(tmp_path / "in", number)

@@ -16,6 +16,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
+from tests.helpers.local_spark import JVM_OPTIONS
 from tests.helpers.telling import drive
 from tests.system.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 
@@ -28,6 +29,9 @@ def main(master: str, root: Path) -> None:
         "spark.cores.max": "2",
         "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": JVM_OPTIONS,
+        # How long the blocks of a killed executor are asked for, three times.
+        "spark.shuffle.io.retryWait": "1s",
         "spark.driver.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -20,6 +20,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.helpers.driving import Driver, driving
+from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.harness import eventually
 from tests.system.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3000)]
 
-_DAYS = 28
+_DAYS = 24
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path / "cluster") as running:
+    small = {"SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS}
+    with standalone_cluster(tmp_path / "cluster", environment=lambda _: small) as running:
         yield running
 
 

@@ -39,7 +39,11 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniYarn]:
             id="memory",
         ),
         pytest.param(
-            {}, "User application exited with status 1", "`yarn logs -applicationId application_", id="driver"
+            {},
+            "User application exited with status 1",
+            "`yarn logs -applicationId application_",
+            id="driver",
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )

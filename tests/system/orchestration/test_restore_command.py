@@ -127,6 +127,7 @@ def test_a_run_checks_and_its_verdict_is_the_exit_status(
     assert (refused, document["status"], document["verdict"]) == (4, "FAILURE", "NOT_RESTORABLE")
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_there_is_told(job: StoredJob, url: str) -> None:
     code, document, told = restore(job, "chk-99", "--dagster-url", url)
     assert (code, document["status"], document["verdict"]) == (1, "FAILURE", None)

@@ -66,6 +66,7 @@ def test_checkpoints_that_are_not_externalized_go_with_the_job(watch: Callable[[
     assert [run.run_id for run in job.dev.runs(job.name)] == [first]
 
 
+@pytest.mark.exhaustive
 def test_the_sensor_cleans_up_after_a_forced_termination(watch: Callable[[str], JobWatch]) -> None:
     job = watch("forced")
     job.pipeline.land(2)

@@ -18,6 +18,7 @@ from tests.system.orchestration.watch import JobWatch
 pytestmark = pytest.mark.timeout(1800)
 
 
+@pytest.mark.exhaustive
 def test_a_standby_takes_over_a_killed_run_whose_live_location_is_gone(watch: Callable[[str], JobWatch]) -> None:
     job = watch("stood_by")
     first, standby = _with_standby(job)

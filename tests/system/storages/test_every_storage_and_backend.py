@@ -68,7 +68,7 @@ def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(name, marks=() if name in _BY_DEFAULT else pytest.mark.slow) for name in sorted(BACKENDS)],
+    [pytest.param(name, marks=() if name in _BY_DEFAULT else pytest.mark.exhaustive) for name in sorted(BACKENDS)],
 )
 def test_where_it_does_not_a_failing_query_restarts_inside_the_run_exact(
     spark: SparkSession, tmp_path: Path, backend: str

@@ -134,6 +134,7 @@ def test_stream_equals_batch(
     assert files_in_order_of_batches(tmp_path) == sorted(path.name for path in landed.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_scheduled_runs_together_equal_batch(spark: SparkSession, year: Path, tmp_path: Path) -> None:
     directory = tmp_path / "landed"
     for days in (20, 18, 5):
@@ -151,6 +152,7 @@ def test_the_slice_has_rows_of_every_lateness() -> None:
         assert sum(file.rows[lateness] for file in landing_plan()[:DAYS]) > 0
 
 
+@pytest.mark.exhaustive
 def test_the_markers_reach_the_watermark(spark: SparkSession, landed: Path, tmp_path: Path) -> None:
     # The plan is that of the last batch, which must have files to read.
     with settings(spark, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):

@@ -76,8 +76,15 @@ def unread() -> IO[bytes]:
     return os.fdopen(writer, "wb", buffering=0)
 
 
-@pytest.mark.parametrize("out", [full, unread])
-@pytest.mark.parametrize(("way", "status"), [("die,finish", 0), ("fail", 5)])
+@pytest.mark.parametrize(
+    ("way", "status", "out"),
+    [
+        ("die,finish", 0, full),
+        ("fail", 5, unread),
+        pytest.param("die,finish", 0, unread, marks=pytest.mark.exhaustive),
+        pytest.param("fail", 5, full, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_what_cannot_be_printed_changes_nothing(
     out: Any, way: str, status: int, tmp_path: Path, command: Command
 ) -> None:
@@ -104,7 +111,13 @@ def test_a_signal_reaches_the_driver_although_nobody_reads_what_is_printed(tmp_p
 
 
 @pytest.mark.parametrize("first", ["driver", "command"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (signal.SIGHUP, signal.SIGINT)),
+    ],
+)
 def test_a_driver_that_was_told_to_end_is_not_disturbed_while_it_ends(
     number: signal.Signals, first: str, tmp_path: Path, command: Command
 ) -> None:
@@ -143,9 +156,9 @@ def test_a_signal_that_the_caller_ignores_is_ignored(tmp_path: Path, command: Co
 @pytest.mark.parametrize(
     ("told", "end"),
     [
-        ((signal.SIGHUP, signal.SIGHUP), "stopped"),
+        pytest.param((signal.SIGHUP, signal.SIGHUP), "stopped", marks=pytest.mark.exhaustive),
         ((signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT), "stopped"),
-        ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), "stopped"),
+        pytest.param((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), "stopped", marks=pytest.mark.exhaustive),
         ((signal.SIGINT, signal.SIGINT), "told to end"),
     ],
 )

@@ -97,17 +97,26 @@ class Rule:
 
 RULES = [
     Rule("data first, _metadata last", mutants.metadata_first, crash_points("first_life")),
-    Rule("_metadata is created exclusively", mutants.create_overwrites, interleaver),
+    pytest.param(
+        Rule("_metadata is created exclusively", mutants.create_overwrites, interleaver),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("a create is settled by reading back", mutants.no_read_back, wire),
     pytest.param(
         Rule("unknown is not failed", mutants.unknown_is_failed, crash_points("first_life")),
         marks=pytest.mark.exhaustive,
     ),
-    Rule("an unknown publish is settled before a deletion", mutants.no_settling, crash_points("sharing")),
+    pytest.param(
+        Rule("an unknown publish is settled before a deletion", mutants.no_settling, crash_points("sharing")),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("the epoch is claimed before the choice", mutants.in_the_driver, interleaver, mutants.ClaimsLate),
     Rule("the epoch is checked before a publish", mutants.no_check_before_the_publish, interleaver),
     Rule("the epoch is checked before an acknowledgement", mutants.no_check_before_the_acknowledgement, interleaver),
-    Rule("the epoch is checked before a deletion", mutants.no_check_before_a_deletion, interleaver),
+    pytest.param(
+        Rule("the epoch is checked before a deletion", mutants.no_check_before_a_deletion, interleaver),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("what a fenced writer publishes is void", mutants.nothing_is_void, interleaver),
     Rule("what was not complete at the choice is void", mutants.only_later_ids_are_void, late_requests),
     pytest.param(

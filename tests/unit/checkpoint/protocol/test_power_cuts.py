@@ -34,8 +34,15 @@ def cut(
     return disk.moments, found
 
 
-@pytest.mark.parametrize("flushes", [False, True])
-@pytest.mark.parametrize("scenario", ["first_life", "rollback"])
+@pytest.mark.parametrize(
+    ("scenario", "flushes"),
+    [
+        ("first_life", False),
+        pytest.param("first_life", True, marks=pytest.mark.exhaustive),
+        pytest.param("rollback", False, marks=pytest.mark.exhaustive),
+        ("rollback", True),
+    ],
+)
 def test_what_is_acknowledged_survives_a_power_cut(
     tmp_path: Path, pins: Pins, monkeypatch: pytest.MonkeyPatch, scenario: str, flushes: bool
 ) -> None:

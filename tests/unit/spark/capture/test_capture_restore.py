@@ -30,9 +30,9 @@ _TRIED = (
     ("aggregation", "rocks-v2"),
     ("join", "rocks-v2+changelog"),
     ("stateless", "hdfs"),
-    ("transformWithState", "rocks-v2+changelog"),
 )
 _MORE = (
+    ("transformWithState", "rocks-v2+changelog"),
     ("chained", "hdfs"),
     ("withState", "rocks+changelog"),
     ("count", "rocks+changelog"),
