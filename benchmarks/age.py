@@ -360,6 +360,7 @@ def beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *,
     """Let every job give a sign of life, of this process."""
     from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile  # noqa: PLC0415
     from dagster_ckpt.checkpoint.processes import ProcessIdentity  # noqa: PLC0415
+    from dagster_ckpt.clock import SystemClock  # noqa: PLC0415
 
     process = ProcessIdentity.current()
     if stopped:
@@ -374,7 +375,7 @@ def beat(filesystem: Any, names: list[str], claims: list[Any], sequence: int, *,
             sequence,
             time.time(),
             stopped,
-            uptime=time.monotonic(),
+            uptime=SystemClock().monotonic(),
             completed=Completed(f"{JOB_ID}/chk-1", claim.epoch),
         )
         HeartbeatFile(filesystem, name).write(now)

@@ -18,7 +18,12 @@ class Clock(Protocol):
         """Seconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a clock that never goes back, and goes on while the machine sleeps."""
+
+
+#: A lease runs out while its holder's machine is suspended, as the others see; Linux's CLOCK_MONOTONIC, which is also
+#: Python's, stands still then. Where there is no CLOCK_BOOTTIME, CLOCK_MONOTONIC goes on.
+_SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -28,7 +33,7 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_SLEEPLESS)
 
 
 class Pause:

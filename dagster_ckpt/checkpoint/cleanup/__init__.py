@@ -12,6 +12,7 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     SavepointHistory,
     delete_surplus_savepoints,
     kept_savepoint,
+    refuse_half_deleted,
 )
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 
@@ -29,6 +30,7 @@ __all__ = [
     "is_unfinished",
     "kept_savepoint",
     "pin_checkpoint",
+    "refuse_half_deleted",
     "sweep_job",
     "sweep_start",
     "unpin_checkpoint",

@@ -3,13 +3,17 @@
 A rollback may be going back to one of them at that moment. So a rollback and a history both pin a savepoint first,
 under one name: the storage lets one of them create the record. The rollback then checks that the savepoint is still
 there, and only then stops the job.
+
+A start may be going back to one of them, too. The start pins nothing, because a pin would outlive a start that is
+killed: the start claims its epoch, and then looks for the pin of a history. The history pins, and then leaves every
+savepoint alone while the newest epoch has not recorded what the epoch begins with. One of the two sees the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, spot_check
@@ -28,8 +32,10 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.paths import is_same_place
 
-__all__ = ["SavepointHistory", "delete_surplus_savepoints", "kept_savepoint"]
+__all__ = ["SavepointHistory", "delete_surplus_savepoints", "kept_savepoint", "refuse_half_deleted"]
 
+#: How the reason of a history's pin begins.
+_HISTORY = "the history of the series "
 #: Of each savepoint so much is read, to tell whether it is sound.
 _MOST_FILES, _MOST_BYTES = 100, 16 << 20
 #: Seconds after which a name without a savepoint is left over: nobody is completing the savepoint any more.
@@ -144,6 +150,32 @@ def kept_savepoint(
         yield
 
 
+def refuse_half_deleted(catalog: CheckpointCatalog, savepoint: CheckpointMetadata) -> None:
+    """Refuse a savepoint that a history is deleting. A start calls this after its claim, before it reads the data.
+
+    Args:
+        catalog: the job's checkpoints.
+        savepoint: what the start was asked to begin with, a savepoint or a checkpoint of any job.
+
+    Raises:
+        RestoreRefused: a history is deleting the savepoint.
+        StorageError: the storage failed.
+    """
+    if savepoint.job_name != catalog.job_name or savepoint.location is None:
+        return
+    held = catalog.records.pins.held(Pin.alone(savepoint.job_id, savepoint.checkpoint_id, "", ""))
+    if held is not None and held.reason.startswith(_HISTORY):
+        raise _held(catalog, savepoint.reference, held)
+
+
+def _held(catalog: CheckpointCatalog, reference: str, pin: Pin) -> RestoreRefused:
+    return RestoreRefused(
+        f"{reference} is held by another process: {pin.reason or 'whoever held it has just let go of it'}.",
+        hint="Wait until that process has ended. If that process was killed, let go of the savepoint with "
+        f"`dagster-ckpt unpin {catalog.job_name} {pin.checkpoint} {catalog.filesystem.path_option}`.",
+    )
+
+
 @contextmanager
 def _pinned(
     catalog: CheckpointCatalog, savepoint: CheckpointMetadata | NamedSavepoint, reason: str, clock: Clock
@@ -153,12 +185,7 @@ def _pinned(
     try:
         pins.add(pin)
     except PublishConflict:
-        why = pins.reasons().get(pin.checkpoint) or "whoever held it has just let go of it"
-        raise RestoreRefused(
-            f"{savepoint.reference} is held by another process: {why}.",
-            hint="Wait until that process has ended. If that process was killed, let go of the savepoint with "
-            f"`dagster-ckpt unpin {catalog.job_name} {pin.checkpoint} {catalog.filesystem.path_option}`.",
-        ) from None
+        raise _held(catalog, savepoint.reference, pins.held(pin) or replace(pin, reason="")) from None
     try:
         yield
     finally:
@@ -207,7 +234,9 @@ def _deleted(
         try:
             with _pinned(catalog, named, _reason(named), clock):
                 # Under the pin: a rollback holds the pin until the job has recorded what the job goes on from.
-                if any(is_same_place(named.reference, place) for place in _needed(catalog)):
+                if _is_starting(catalog):
+                    report(f"Savepoint {named.name} stays: a start of the job has not recorded what it begins with.")
+                elif any(is_same_place(named.reference, place) for place in _needed(catalog)):
                     report(f"Savepoint {named.name} stays: the job may still go back to it by itself.")
                 else:
                     is_deleted = _delete(catalog, named, report)
@@ -235,7 +264,7 @@ def _let_go(catalog: CheckpointCatalog, pin: Pin) -> None:
 
 
 def _reason(named: NamedSavepoint) -> str:
-    return f"the history of the series {named.series} deletes {named.name}"
+    return f"{_HISTORY}{named.series} deletes {named.name}"
 
 
 def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:
@@ -252,6 +281,12 @@ def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:
             f"{named.reference} holds another savepoint.", hint="Move the savepoint that you have put there elsewhere."
         )
     spot_check(catalog, savepoint, after="", most_files=_MOST_FILES, most_bytes=_MOST_BYTES)
+
+
+def _is_starting(catalog: CheckpointCatalog) -> bool:
+    """Whether the newest epoch is claimed, and has not recorded what it begins with, nor its end."""
+    *_, newest = [set(), *catalog.records.epochs.names().values()]
+    return newest == {"claim"}
 
 
 def _needed(catalog: CheckpointCatalog) -> list[str]:

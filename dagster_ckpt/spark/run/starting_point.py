@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint import (
     RestoreInProgress,
     claimed_savepoint,
     find_newest,
+    refuse_half_deleted,
 )
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST, NONE, RecoveryClaimMode, RestoreRequest
@@ -85,6 +86,7 @@ class Choosing:
             CheckpointNotFound: the pointer names nothing.
             CorruptCheckpoint: the checkpoint is not what was written.
             CheckpointsLost: the checkpoints were in the memory of a driver that is gone.
+            RestoreRefused: the history of a series is deleting the savepoint.
             Fenced: a newer run has taken the job over.
             StorageError: the storage failed.
         """
@@ -133,6 +135,7 @@ class Choosing:
         if request.restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
         metadata = self._catalog.resolve(request.restore_from)
+        refuse_half_deleted(self._catalog, metadata)
         claim_mode = request.claim_mode
         if claim_mode is None:
             claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM

@@ -157,7 +157,7 @@ class StoredJob:
         process = ProcessIdentity.current()
         if not alive:
             process = ProcessIdentity(process.host, process.pid, process.created - 1000)
-        uptime = time.monotonic() - ago
+        uptime = SystemClock().monotonic() - ago
         beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped, uptime=uptime)
         newest = None if completed is None else Completed(completed.reference, completed.epoch)
         beat = replace(beat, interrupted=interrupted, completed=newest)

@@ -27,7 +27,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.standbys import Standbys
-from dagster_ckpt.clock import iso
+from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.orchestration import names
 from tests.jobs.harness import Bench, eventually
 
@@ -109,7 +109,7 @@ class Waiting:
     def beat(self, *, alive: bool, completed: Completed | None = None) -> None:
         now, gone = ProcessIdentity.current(), ProcessIdentity(ProcessIdentity.current().host, 1, 0.0, 1)
         process = now if alive else gone
-        epoch, run_id, uptime = self.claim.epoch, self.claim.run_id, time.monotonic()
+        epoch, run_id, uptime = self.claim.epoch, self.claim.run_id, SystemClock().monotonic()
         # One beat is enough for the whole test.
         lease = Lease(1.0, 900.0)
         beat = Heartbeat(epoch, run_id, (process,), 1, time.time(), uptime=uptime, lease=lease, completed=completed)

@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.events import RequestEvents
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -43,7 +44,7 @@ class Place:
         self.store = self.job.choose(claim)
         self.job.checkpoint(self.store, 1)
         gone = replace(ProcessIdentity.current(), created=0.0, ticks=1)
-        sign = Heartbeat(claim.epoch, run, (gone,), 1, time.time(), uptime=time.monotonic())
+        sign = Heartbeat(claim.epoch, run, (gone,), 1, time.time(), uptime=SystemClock().monotonic())
         records.attendant.write(replace(sign, stopped=interrupted, interrupted=interrupted))
         self.job.end(claim, "FINISHED")
         self.job.beat(claim, alive=False, stopped=True)

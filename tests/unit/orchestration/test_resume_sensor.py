@@ -189,7 +189,7 @@ def _submitted(sensor: Sensor, job: StoredJob, *, attended: bool, status: Status
     job.beat(claim, alive=True)
     process = ProcessIdentity.current()
     process = process if attended else replace(process, created=0.0, ticks=1)
-    sign = Heartbeat(claim.epoch, run, (process,), 1, time.time(), uptime=time.monotonic())
+    sign = Heartbeat(claim.epoch, run, (process,), 1, time.time(), uptime=SystemClock().monotonic())
     job.catalog.records.attendant.write(sign)
     return claim
 
@@ -319,7 +319,7 @@ def test_a_tick_that_found_the_run_alive_resumes_the_job_when_the_run_dies(
     claim = job.claim(run_id())
     with subprocess.Popen(["sleep", "600"]) as driver:
         process = ProcessIdentity.of(driver.pid)
-        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time(), uptime=time.monotonic())
+        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time(), uptime=SystemClock().monotonic())
         job.catalog.records.heartbeat.write(beat)
         looked = threading.Event()
 
@@ -386,7 +386,8 @@ def test_a_tick_looks_once_while_the_run_lives_although_its_step_has_ended(
     claim = job.claim(run_id())
     process = ProcessIdentity.current()
     gone = ProcessIdentity(process.host, process.pid, process.created - 1000)
-    beat = Heartbeat(claim.epoch, claim.run_id, (gone,), 1, time.time(), uptime=time.monotonic(), worker=process)
+    beat = Heartbeat(claim.epoch, claim.run_id, (gone,), 1, time.time(), uptime=SystemClock().monotonic())
+    beat = replace(beat, worker=process)
     job.catalog.records.heartbeat.write(beat)
     looks: list[Sight | None] = []
 

@@ -83,7 +83,7 @@ class Bench:
         """A standby that is warm, or that was warm and is gone."""
         process = ProcessIdentity.current()
         process = process if alive else replace(process, created=0.0, ticks=1)
-        self.standbys.write(Heartbeat(1, run, (process,), 1, time.time(), uptime=time.monotonic()))
+        self.standbys.write(Heartbeat(1, run, (process,), 1, time.time(), uptime=SystemClock().monotonic()))
 
     def status(self, run: str) -> dg.DagsterRunStatus:
         found = self.instance.get_run_by_id(run)

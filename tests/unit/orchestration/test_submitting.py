@@ -420,7 +420,7 @@ def test_a_storage_in_the_memory_of_a_driver_is_refused(tmp_path: Path) -> None:
 def test_a_living_driver_is_not_doubled(job: StoredJob, tmp_path: Path) -> None:
     claim = job.claim(run_id())
     other = ProcessIdentity.of(os.getppid())
-    beat = Heartbeat(claim.epoch, claim.run_id, (other,), 1, 0.0, uptime=time.monotonic())
+    beat = Heartbeat(claim.epoch, claim.run_id, (other,), 1, 0.0, uptime=SystemClock().monotonic())
     job.catalog.records.heartbeat.write(beat)
     error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')"))
     assert isinstance(error, JobAlreadyRunning)
@@ -433,7 +433,7 @@ def waits_for_its_driver(job: StoredJob, run: str, *, alive: bool = True) -> Sub
     job.catalog.records.submissions.replace(submission)
     process = ProcessIdentity.of(os.getppid())
     process = process if alive else replace(process, created=0.0, ticks=1)
-    job.catalog.records.attendant.write(Heartbeat(1, run, (process,), 1, 0.0, uptime=time.monotonic()))
+    job.catalog.records.attendant.write(Heartbeat(1, run, (process,), 1, 0.0, uptime=SystemClock().monotonic()))
     return submission
 
 

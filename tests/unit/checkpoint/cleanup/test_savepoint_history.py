@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,10 +21,12 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     SavepointHistory,
     delete_surplus_savepoints,
     kept_savepoint,
+    refuse_half_deleted,
 )
-from dagster_ckpt.checkpoint.control.epochs import Choice, CodeVersion, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
@@ -340,6 +343,46 @@ class TestBesideARollback(_Series):
                 self.delete(job)
             rollback.close()
             assert Path(target).exists(), line.index
+        assert line.index > 1
+
+    @pytest.mark.parametrize("module", ["cleanup/savepoint_history.py", "taking/savepoint_files.py"])
+    def test_a_start_that_begins_while_the_history_is_at_work(self, module: str, tmp_path: Path) -> None:
+        """A start that was asked for the savepoint and is not refused has the savepoint, also when it has begun."""
+        went, stayed = 0, 0
+        for line in at_every_line(module):
+            job = StoredJob(tmp_path / str(line.index) / "storage")
+            target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+            started: list[tuple[Claim, CheckpointMetadata]] = []
+
+            def start(job: StoredJob = job, target: str = target, started: list[Any] = started) -> None:
+                claim = job.claim(run_id())
+                with suppress(CheckpointNotFound, RestoreRefused):
+                    savepoint = job.catalog.resolve(target)
+                    refuse_half_deleted(job.catalog, savepoint)
+                    started.append((claim, savepoint))
+
+            with line.then(start):
+                self.delete(job)
+            for claim, savepoint in started:
+                assert job.catalog.resolve(target) == savepoint, line.index
+                assert self.delete(job) == []
+                job.choose(claim, savepoint)
+                assert self.delete(job) == []
+                assert job.catalog.resolve(target) == savepoint, line.index
+            went, stayed = went + (not started), stayed + bool(started)
+        assert stayed + went > 1
+        assert bool(stayed) == module.startswith("cleanup")
+
+    def test_a_history_that_begins_while_a_start_is_at_work(self, tmp_path: Path) -> None:
+        for line in at_every_line("cleanup/savepoint_history.py"):
+            job = StoredJob(tmp_path / str(line.index) / "storage")
+            target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+            claim, savepoint = job.claim(run_id()), job.catalog.resolve(target)
+            with line.then(partial(self.delete, job)):
+                refuse_half_deleted(job.catalog, savepoint)
+            job.choose(claim, savepoint)
+            assert self.delete(job) == []
+            assert job.catalog.resolve(target) == savepoint, line.index
         assert line.index > 1
 
     def test_a_rollback_that_was_killed_keeps_its_target_until_somebody_lets_go(self, job: StoredJob) -> None:
