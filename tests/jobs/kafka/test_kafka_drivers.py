@@ -43,6 +43,7 @@ def _seen(bench: TopicBench) -> Counter[Row]:
     return delta.seen(bench) if _SINK == "delta" else iceberg.seen(bench)
 
 
+@pytest.mark.exhaustive
 def test_a_killed_driver_that_left_only_its_checkpoints_goes_on_exactly(bench: TopicBench) -> None:
     bench.land(3)
     with driving(*_driver(bench)) as killed:

@@ -68,6 +68,7 @@ def _told(launch: Launch) -> list[str]:
     return [item.reason for item in launch.started.preflight.findings if item.check == MOVE_CHECK]
 
 
+@pytest.mark.exhaustive
 def test_forward_skips_records_and_backward_reads_them_twice(job: TopicBench) -> None:
     """A partition that is not named stays. What was accepted is told by every later checkpoint."""
     job.land(2)  # offsets 8 to 15 of both partitions

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.jobs.harness import Bench
 
 
+@pytest.mark.exhaustive
 def test_a_topic_is_left_out_and_comes_back(bench: TopicBench, spark: SparkSession) -> None:
     if not release_of(spark.version).named_sources:
         pytest.skip("this Spark has no named sources")

@@ -134,6 +134,7 @@ def test_a_job_pushes_its_metrics_and_can_be_scraped(
     assert command.status() == 143
 
 
+@pytest.mark.exhaustive
 def test_the_alerts_of_the_docs_and_the_queries_of_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is well alerts nobody, and a job that has ended is still missed, when nothing tells metrics."""
     port = free_port()

@@ -184,6 +184,7 @@ def _asked(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: Host, stream: Bench) -> None:
     host.killed(stream)
     (jvm,) = host.keeper().children()

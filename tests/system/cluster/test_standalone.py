@@ -44,6 +44,7 @@ def _driving(cluster: Cluster, shared: Shared) -> AbstractContextManager[Driver]
     return driving("tests.system.cluster.driver", cluster.master, str(shared.root), environment=cluster.environment)
 
 
+@pytest.mark.exhaustive
 def test_an_executor_and_then_the_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     shared = Shared(tmp_path / "shared")
     land(shared.landed, days=_DAYS)

@@ -22,6 +22,7 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniYarn]:
         yield running
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("conf", "message", "hint"),
     [

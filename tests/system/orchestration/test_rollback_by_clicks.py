@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 _MOST_CLICKS = 4
 
 
+@pytest.mark.exhaustive
 def test_a_running_job_goes_back_by_clicks_and_not_where_rows_would_be_lost(
     watch: Callable[[str], JobWatch], tmp_path: Path
 ) -> None:

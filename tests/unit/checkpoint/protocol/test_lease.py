@@ -24,7 +24,7 @@ LEASES = [Lease(), Lease(1, 5), Lease(0.5, 3), Lease(10, 50)]
 #: The guard of the query looks so often within a lease; that of a run looks every tenth of a second.
 LOOKS = 50
 #: Worlds of each test.
-SEEDS = int(os.environ.get("DAGSTER_CKPT_TEST_SEEDS", "10"))
+SEEDS = int(os.environ.get("DAGSTER_CKPT_TEST_SEEDS", "4"))
 _VIEWS = itertools.count()
 
 

@@ -40,7 +40,7 @@ def cut(
         ("first_life", False),
         pytest.param("first_life", True, marks=pytest.mark.exhaustive),
         pytest.param("rollback", False, marks=pytest.mark.exhaustive),
-        ("rollback", True),
+        pytest.param("rollback", True, marks=pytest.mark.exhaustive),
     ],
 )
 def test_what_is_acknowledged_survives_a_power_cut(
