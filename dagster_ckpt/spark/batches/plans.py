@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dagster_ckpt.checkpoint import PlannedBatch
@@ -209,26 +209,39 @@ def _cut(directory: Path, last: int) -> None:
         if first is None:
             raise
         before = [number for path, number in numbers.items() if path.name.endswith(COMPACT) and path not in later]
-        interval = numbers[first] - max(before) if before else COMPACT_INTERVAL
+        interval = numbers[first] - max(before) if before else _first_interval(numbers[first])
         base = numbers[first] - interval * -(-(numbers[first] - last) // interval)
         if last - base > _MOST_ENTRIES:
             raise ValueError(f"{last - base} of its entries have only {first.name}") from None
-        _split(first, base, last)
+        _split(first, [base - interval, base], last)
     for path in later:
         for name in (path.name, f".{path.name}.crc"):
             (directory / name).unlink(missing_ok=True)
 
 
-def _split(compacted: Path, base: int, last: int) -> None:
-    """Restore the entries up to ``last`` from a compacted entry: one compact file up to ``base``, then single files."""
+def _first_interval(compacted: int) -> int:
+    """After how many entries a log is compacted, told by one compacted entry: the default, or it is the log's first."""
+    entries = compacted + 1
+    return entries if entries % COMPACT_INTERVAL else COMPACT_INTERVAL
+
+
+def _split(compacted: Path, compact: Sequence[int], last: int) -> None:
+    """Restore the entries up to ``last`` from a compacted entry.
+
+    The entries in ``compact`` become compact files: two, because Spark takes the interval from them. A negative entry
+    is before the log's first, and no file. All later entries become single files.
+    """
     lines = [line for line in compacted.read_text(encoding="utf-8").split("\n")[1:] if line]
-    by_entry: dict[int, list[str]] = {}
-    for line in lines:
-        by_entry.setdefault(max(int(parsed(line)["batchId"]), base), []).append(line)
-    for entry in range(max(base, 0), last + 1):
-        name = f"{entry}{COMPACT if entry == base else ''}"
-        compacted.with_name(f".{name}.crc").unlink(missing_ok=True)
-        compacted.with_name(name).write_text("\n".join([LOG_VERSION, *by_entry.get(entry, [])]), encoding="utf-8")
+    numbered = [(int(parsed(line)["batchId"]), line) for line in lines]
+    added: dict[int, list[str]] = {}
+    for number, line in numbered:
+        added.setdefault(number, []).append(line)
+    texts = {f"{entry}{COMPACT}": [line for number, line in numbered if number <= entry] for entry in compact}
+    texts |= {str(entry): added.get(entry, []) for entry in range(compact[-1] + 1, last + 1)}
+    for name, text in texts.items():
+        if not name.startswith("-"):
+            compacted.with_name(f".{name}.crc").unlink(missing_ok=True)
+            compacted.with_name(name).write_text("\n".join([LOG_VERSION, *text]), encoding="utf-8")
 
 
 def _compacted(target: Path, added: str) -> str:

@@ -24,9 +24,10 @@ _LOG_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
 def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
     """The files of a compactible log that hold its content at ``batch``.
 
-    These are the newest ``N.compact`` up to ``batch`` and every later entry. Spark derives the interval of compaction
-    from the two newest compact files, or from a single one and the configuration. If the interval is not the default,
-    both of the newest compact files are kept, so that a changed configuration cannot mislead Spark.
+    These are the newest ``N.compact`` up to ``batch``, every later entry, and the ``N.compact`` before: Spark takes the
+    interval of compaction from the two newest compact files. From a single one Spark guesses the interval, and looks
+    for compact files where there are none (from ``19.compact``, every 20 entries by default, and every 5 if so
+    configured; the log has one every 10).
 
     Args:
         names: the names in the log's directory.
@@ -40,9 +41,7 @@ def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
         number for name in names if name.endswith(COMPACT) and (number := log_id(name)) is not None and number <= batch
     )
     newest = compacted[-1] if compacted else -1
-    wanted = [f"{number}{COMPACT}" for number in compacted[-1:]]
-    if len(compacted) > 1 and newest - compacted[-2] != COMPACT_INTERVAL:
-        wanted.insert(0, f"{compacted[-2]}{COMPACT}")
+    wanted = [f"{number}{COMPACT}" for number in compacted[-2:]]
     for number in range(newest + 1, batch + 1):
         if str(number) not in names:
             raise CaptureIncomplete(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.spark.batches.plans import forget_plan
@@ -15,11 +15,16 @@ from tests.helpers.spark.live_location import LiveLocation
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 45), st.sampled_from([3, 7, 10]), st.booleans())
+@given(st.integers(1, 45), st.sampled_from([3, 7, 10, 16]), st.booleans(), st.sampled_from([3, 5, 20]))
+@example(batch=15, interval=16, captured=True, configured=16)  # the first compaction of the log
+@example(batch=29, interval=10, captured=True, configured=5)
 def test_a_plan_that_is_taken_back_leaves_what_was_there_before_it(
-    tmp_path_factory: pytest.TempPathFactory, batch: int, interval: int, captured: bool
+    tmp_path_factory: pytest.TempPathFactory, batch: int, interval: int, captured: bool, configured: int
 ) -> None:
-    """In particular where the batch's own entry was the compaction of all before it."""
+    """In particular where the batch's own entry was the compaction of all before it.
+
+    Spark takes the interval from two compactions, and is not misled if another one is configured.
+    """
     root = tmp_path_factory.mktemp("forget")
     one = LiveLocation(root / "checkpoint", interval=interval)
     one.run(batch)
@@ -33,6 +38,8 @@ def test_a_plan_that_is_taken_back_leaves_what_was_there_before_it(
     assert one.entries() == batch
     # Spark goes on from there: with the next entries, and a compaction when one is due.
     for later in range(batch, batch + 12):
+    if batch >= 2 * interval:
+        one.interval = configured
         one.plan(later, files=[f"again-{later}.json"])
         one.commit(later)
     assert one.read() == [*before, *(f"file:///in/again-{later}.json" for later in range(batch, batch + 12))]

@@ -96,7 +96,7 @@ def test_position_counts_what_the_log_lists(output: Output, tmp_path: Path) -> N
         "bytes": 30,
     }
     assert [file.name for file in sink.position_files(4)] == ["2.compact", "3", "4"]
-    # the interval is not the default, so the compaction before is kept to tell it
+    # the compaction before is kept, because two of them tell the interval
     assert [file.name for file in sink.position_files(6)] == ["2.compact", "5.compact", "6"]
     assert sink.last_batch() == 7
     assert sink.committed_files() == sorted(file for files in output.data.values() for file in files)
@@ -321,7 +321,9 @@ def test_log_files_of_a_source_up_to_an_offset() -> None:
     assert log_files(names, 11, "sources/0") == ["9.compact", "10", "11"]
     assert log_files(names, 9, "sources/0") == ["9.compact"]
     assert log_files(names, -1, "sources/0") == []
-    assert log_files(names | {"19.compact"}, 19, "sources/0") == ["19.compact"]
+    later = {"19.compact", "29.compact"}
+    assert log_files(names | later, 19, "sources/0") == ["9.compact", "19.compact"]
+    assert log_files(names | later, 29, "sources/0") == ["19.compact", "29.compact"]
     with pytest.raises(CaptureIncomplete, match="sources/0/0 is missing"):
         log_files(names, 8, "sources/0")
 
