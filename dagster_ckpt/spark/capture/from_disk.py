@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,9 @@ from dagster_ckpt.spark.files import (
     OperatorEntry,
     UnreadableStateFile,
     decoded,
+    is_file_entry,
     log_files,
+    log_id,
     parse_commit,
     parse_offsets,
     parse_operator,
@@ -158,15 +160,22 @@ class Capture:
     def _sources(self, entries: list[OffsetEntry]) -> None:
         for source in self._location.sources():
             directory = f"sources/{source}"
-            offsets = [offset for entry in entries if (offset := entry.file_source_offset(source)) is not None]
-            if not offsets:
-                # Not a file source: its files here (where the source began) are written once and read at each start.
-                self._pin_tree(directory)
-                continue
             # Later entries belong to a batch that the snapshot does not know. If these entries stayed, Spark would read
             # all their files as one batch.
-            for name in log_files(self._location.names(directory), max(offsets), directory):
-                self._pin(f"{directory}/{name}")
+            if offsets := [offset for entry in entries if (offset := entry.file_source_offset(source)) is not None]:
+                for name in log_files(self._location.names(directory), max(offsets), directory):
+                    self._pin(f"{directory}/{name}")
+            else:
+                # What another source keeps here (where it began) is written once and read at each start.
+                has_data = any(entry.offset(source) is not None for entry in entries)
+                self._pin_tree(directory, but=None if has_data else self._lists_files)
+
+    def _lists_files(self, path: str) -> bool:
+        """Whether this is an entry of a file source, which had no data yet at the cut."""
+        try:
+            return log_id(path.rpartition("/")[2]) is not None and is_file_entry(self._location.text(path))
+        except CaptureIncomplete:  # not text, so of another source
+            return False
 
     def _state(self, offsets: OffsetEntry, commit: CommitEntry) -> list[_Operator]:
         operators: list[_Operator] = []
@@ -257,13 +266,13 @@ class Capture:
     def _pin_of_sink(self, source: Path, name: str) -> Path:
         return Path(self._pin_file(str(source), f"{_SINK}/{name}"))
 
-    def _pin_tree(self, directory: str) -> None:
+    def _pin_tree(self, directory: str, *, but: Callable[[str], bool] | None = None) -> None:
         for name in sorted(self._location.names(directory)):
             if not name.startswith("."):
                 path = f"{directory}/{name}"
                 if self._is_directory(path):
                     self._pin_tree(path)
-                else:
+                elif but is None or not but(path):
                     self._pin(path)
 
     def _is_directory(self, path: str) -> bool:

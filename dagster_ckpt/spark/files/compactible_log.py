@@ -10,8 +10,18 @@ from collections.abc import Collection
 
 from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.stored_json import parsed
 
-__all__ = ["COMPACT", "COMPACT_INTERVAL", "LOG_VERSION", "compact_interval", "log_files", "log_id", "require_id"]
+__all__ = [
+    "COMPACT",
+    "COMPACT_INTERVAL",
+    "LOG_VERSION",
+    "compact_interval",
+    "is_file_entry",
+    "log_files",
+    "log_id",
+    "require_id",
+]
 
 COMPACT = ".compact"
 #: Entries from one compaction to the next, unless configured otherwise.
@@ -65,6 +75,16 @@ def compact_interval(configured: int, newest: int | None) -> int:
     if configured >= entries / 2:
         return entries
     return next(number for number in range(configured, entries + 1) if entries % number == 0)
+
+
+def is_file_entry(text: str) -> bool:
+    """Whether a text is an entry of a file source's log. Other sources note under such a name where they began."""
+    version, _, lines = text.partition("\n")
+    try:
+        first = parsed(lines.partition("\n")[0])
+    except ValueError:
+        return False
+    return version == LOG_VERSION and isinstance(first, dict) and {"path", "batchId"} <= first.keys()
 
 
 def log_id(name: str) -> int | None:
