@@ -68,14 +68,8 @@ class PlannedBatches:
         where = f"offsets/{batch}"
         text = self._location.text(where)
         offsets = parse_offsets(text, where)
-        before = self._location.previous_offsets(batch)
-        previous = None if before is None else self._location.offsets(before)
-        for source, _ in offsets.sources:
-            last = offsets.file_source_offset(source)
-            if last is None:
-                continue
-            first = -1 if previous is None else previous.file_source_offset(source)
-            for entry in range((-1 if first is None else first) + 1, last + 1):
+        for source, before, last in _added(self._location, batch, offsets):
+            for entry in range(before + 1, last + 1):
                 yield self._entry(source, entry)
         yield where, text
 
@@ -88,6 +82,24 @@ class PlannedBatches:
         with _believed(f"{plain}{COMPACT} in {self._location.shown}"):
             added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
         return f"{plain}{COMPACT}", "\n".join([LOG_VERSION, *added])
+
+
+def _added(location: CheckpointLocation, batch: int, offsets: OffsetEntry) -> Iterator[tuple[str, int, int]]:
+    """For each file source of a batch the last entry of its log before the batch, and the last that the batch reads.
+
+    Raises:
+        CaptureIncomplete: no earlier batch is left to tell where this batch begins.
+    """
+    lasts = {source: last for source, _ in offsets.sources if (last := offsets.file_source_offset(source)) is not None}
+    if not lasts:
+        return
+    earlier = location.previous_offsets(batch)
+    if earlier is None and batch > 0:
+        raise location.purged(f"offsets/{batch - 1}")
+    previous = None if earlier is None else location.offsets(earlier)
+    for source, last in lasts.items():
+        before = None if previous is None else previous.file_source_offset(source)
+        yield source, -1 if before is None else before, last
 
 
 def lay_out(plan: PlannedBatch, location: Path) -> None:
@@ -125,20 +137,20 @@ def forget_plan(location: Path, batch: int) -> None:
         batch: the batch after the last committed batch; nothing happens when that batch has no plan.
 
     Raises:
-        CorruptCheckpoint: a source's log is not as Spark writes it.
+        CorruptCheckpoint: a source's log is not as Spark writes it, or what was read before is not known.
     """
     live = CheckpointLocation(location)
-    before = live.previous_offsets(batch)
     try:
         planned = live.offsets(batch)
-        previous = None if before is None else live.offsets(before)
     except CaptureIncomplete:
         return
-    for source, _ in planned.sources:
-        if planned.file_source_offset(source) is not None:
-            last = None if previous is None else previous.file_source_offset(source)
-            with _believed(f"sources/{source} in {location}"):
-                _cut(location / "sources" / source, -1 if last is None else last)
+    try:
+        added = list(_added(live, batch, planned))
+    except CaptureIncomplete as error:
+        raise CorruptCheckpoint(f"Batch {batch} cannot be planned anew: {error.message}.", hint=_OTHER) from error
+    for source, before, _ in added:
+        with _believed(f"sources/{source} in {location}"):
+            _cut(location / "sources" / source, before)
     for name in (str(batch), f".{batch}.crc"):
         (location / "offsets" / name).unlink(missing_ok=True)
 
