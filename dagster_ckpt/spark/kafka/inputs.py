@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from dagster_ckpt.checkpoint import Source, Topic
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import TopicRecreated
@@ -19,9 +21,11 @@ from dagster_ckpt.spark.query import QuerySource, listed_sources
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["KafkaInputs", "with_earlier_topics"]
+__all__ = ["KafkaInputs", "parse_topics", "with_earlier_topics"]
 
 _log = logging.getLogger(__name__)
+
+_SOURCES = TypeAdapter(list[Source])
 
 #: Seconds that the brokers may take to answer before a start, and during a capture.
 _PATIENCE, _CAPTURING = 10.0, 2.0
@@ -120,6 +124,14 @@ class KafkaInputs:
                 names = self.subscribed(source)
                 self.begin_with(source, self._ask(source, names, _PATIENCE, with_earliest=False))
 
+    def noted(self) -> bytes:
+        """The ids of the topics that the start reads, for :func:`parse_topics`; empty if the brokers told none."""
+        topics: dict[str, dict[str, Topic]] = {}
+        for (source, name), id_ in self._ids.items():
+            topics.setdefault(source, {})[name] = Topic(id=id_)
+        sources = [Source(id=source, offset=None, topics=known) for source, known in topics.items()]
+        return _SOURCES.dump_json(sources, exclude_defaults=True) if sources else b""
+
     def observed(self, sources: Sequence[Source]) -> list[Source]:
         """The sources of a cut, with what their brokers tell of their topics; it never raises because brokers are away.
 
@@ -203,12 +215,24 @@ class KafkaInputs:
         return source.model_copy(update={"topics": topics}) if topics else source
 
 
+def parse_topics(noted: bytes) -> list[Source]:
+    """What :meth:`KafkaInputs.noted` told, as sources of an earlier cut.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return _SOURCES.validate_json(noted)
+
+
 def with_earlier_topics(sources: Sequence[Source], earlier: Sequence[Source]) -> list[Source]:
-    """The sources of a cut that no broker was asked about, with the topics' ids of an earlier cut of the same query."""
-    known = {source.id: source.topics for source in earlier if source.topics}
+    """The sources of a cut that no broker was asked about, with the topics' ids of earlier cuts of the same query.
+
+    Of a source that is in ``earlier`` twice, the last one counts.
+    """
+    known: dict[str, dict[str, Topic]] = {}
+    for source in earlier:
+        known.setdefault(source.id, {}).update({name: Topic(id=topic.id) for name, topic in source.topics.items()})
     return [
-        source.model_copy(update={"topics": {name: Topic(id=topic.id) for name, topic in known[source.id].items()}})
-        if source.id in known
-        else source
+        source.model_copy(update={"topics": topics}) if (topics := known.get(source.id)) else source
         for source in sources
     ]

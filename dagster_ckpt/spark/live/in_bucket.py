@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
 from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
-from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
+from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
 
 __all__ = ["StoredLive", "stored_live"]
 
@@ -74,11 +74,14 @@ class StoredLive(LiveLocation):
     def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> StoredCheckpointLocation:
         return StoredCheckpointLocation(self._filesystem, self._store, self._directory, providers)
 
-    def mark_begun(self) -> None:
-        self._filesystem.replace(f"{self._above}/{BEGUN}", b"")
+    def note(self, name: str, content: bytes) -> None:
+        self._filesystem.replace(f"{self._above}/{name}", content)
 
-    def has_begun(self) -> bool:
-        return any(entry.name == BEGUN for entry in self._filesystem.list(self._above))
+    def noted(self, name: str) -> bytes | None:
+        try:
+            return self._filesystem.read(f"{self._above}/{name}")
+        except FileNotFoundError:
+            return None
 
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]

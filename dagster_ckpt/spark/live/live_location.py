@@ -19,10 +19,12 @@ from dagster_ckpt.spark.files import CheckpointLocation
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
 
-__all__ = ["BEGUN", "LOCATION", "LiveLocation"]
+__all__ = ["BEGUN", "LOCATION", "TOPICS", "LiveLocation"]
 
 #: A file beside the live location that marks the query as started: before, a planned batch is not under way.
 BEGUN = "begun"
+#: A file beside the live location with the ids of the topics that the query reads: a salvage cannot ask for them later.
+TOPICS = "topics"
 #: The name of the live location in the start's directory.
 LOCATION = "checkpoint"
 
@@ -50,12 +52,20 @@ class LiveLocation(ABC):
         """The checkpointLocation, for reading."""
 
     @abstractmethod
-    def mark_begun(self) -> None:
-        """Record that the query of this live location was started."""
+    def note(self, name: str, content: bytes) -> None:
+        """Write a file beside the live location, or replace it."""
 
     @abstractmethod
+    def noted(self, name: str) -> bytes | None:
+        """The file beside the live location, ``None`` for no such file."""
+
+    def mark_begun(self) -> None:
+        """Record that the query of this live location was started."""
+        self.note(BEGUN, b"")
+
     def has_begun(self) -> bool:
         """Whether the query of this live location was started."""
+        return self.noted(BEGUN) is not None
 
     @abstractmethod
     def unpack(

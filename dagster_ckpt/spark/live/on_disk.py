@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FetchedAhead, FileEntry, Identity
     from dagster_ckpt.spark.job import StreamingJob
 
-from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
+from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
 
 __all__ = ["LocalLive", "probe_working_directory"]
 
@@ -51,11 +51,16 @@ class LocalLive(LiveLocation):
     def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> CheckpointLocation:
         return CheckpointLocation(self.path, providers)
 
-    def mark_begun(self) -> None:
-        (self.path.parent / BEGUN).touch()
+    def note(self, name: str, content: bytes) -> None:
+        temporary = self.path.with_name(f".{name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(self.path.with_name(name))
 
-    def has_begun(self) -> bool:
-        return (self.path.parent / BEGUN).exists()
+    def noted(self, name: str) -> bytes | None:
+        try:
+            return self.path.with_name(name).read_bytes()
+        except FileNotFoundError:
+            return None
 
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]

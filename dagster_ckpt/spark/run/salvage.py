@@ -22,8 +22,8 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
 from dagster_ckpt.spark.capture import StreamingSource
-from dagster_ckpt.spark.kafka import with_earlier_topics
-from dagster_ckpt.spark.live import LiveLocation, LocalLive
+from dagster_ckpt.spark.kafka import parse_topics, with_earlier_topics
+from dagster_ckpt.spark.live import TOPICS, LiveLocation, LocalLive
 from dagster_ckpt.spark.sinks import SinkStart, position_reader
 
 __all__ = ["Salvaging", "salvage"]
@@ -197,7 +197,7 @@ def salvage(
             lambda: None,
             SystemClock(),
             choice.accepted_loss,
-            partial(with_earlier_topics, earlier=earlier),
+            partial(with_earlier_topics, earlier=[*earlier, *_noted_topics(live)]),
         )
         pending = store.begin()
         snapshot = source.pin(batch)
@@ -220,3 +220,13 @@ def salvage(
         return True
     finally:
         shutil.rmtree(pins, ignore_errors=True)
+
+
+def _noted_topics(live: LiveLocation) -> list[Source]:
+    """The topics of Kafka that the previous run began to read: they may have been created again since."""
+    noted = live.noted(TOPICS)
+    try:
+        return [] if noted is None else parse_topics(noted)
+    except ValueError as error:
+        _log.warning("Which topics the run before read in %s is not known: %s", live.url, error)
+        return []

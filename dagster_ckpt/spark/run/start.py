@@ -40,7 +40,7 @@ from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
-from dagster_ckpt.spark.live import LOCATION, LocalLive, choose_live
+from dagster_ckpt.spark.live import LOCATION, TOPICS, LocalLive, choose_live
 from dagster_ckpt.spark.moved_sources import choose_once, last_move
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
@@ -156,6 +156,8 @@ class Start:
             with contextlib.closing(inputs):
                 checked = change_copy(copy, request, checked, query.session, inputs, move, query.sink)
             target = checked.target
+        if noted := inputs.noted():
+            self._live.note(TOPICS, noted)
         choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
         if query.sink is not None:
@@ -213,13 +215,8 @@ class Start:
         return Chosen(previous, fork, target, job_id, claimed), request
 
     def _plain(self, pointer: str) -> PlainLocation | None:
-        return plain_location(
-            pointer,
-            self._directory,
-            like=self._job.filesystem,
-            providers=known_providers(self._job.state_backend),
-            clock=self._clock,
-        )
+        job, providers = self._job, known_providers(self._job.state_backend)
+        return plain_location(pointer, self._directory, like=job.filesystem, providers=providers, clock=self._clock)
 
     def _check(self, request: RestoreRequest, chosen: Chosen, query: BuiltQuery, inputs: KafkaInputs) -> Checked:
         """Refuse a start that would lose or double rows. A fork that passes becomes its lineage's first checkpoint."""

@@ -309,6 +309,19 @@ def test_a_topic_that_is_created_again_under_a_running_query_ends_the_job(bench:
         bench.launch(bench.job(query=query)).result()
 
 
+def test_a_topic_that_is_created_again_before_the_first_checkpoint_is_refused(bench: TopicBench) -> None:
+    """The run dies before a checkpoint, and the next one makes a checkpoint of what it has left."""
+    bench.run_and_cancel(2)
+    assert not bench.checkpoints()
+    bench.kafka.recreate(bench.topic, 2)
+    for partition in (0, 1):
+        bench.kafka.send(bench.topic, _NEW, partition)
+    with pytest.raises(RestoreWithLoss, match="was deleted and created again: its id was"):
+        bench.launch(bench.job()).result()
+    (salvaged,) = bench.checkpoints()
+    assert (salvaged.kind, salvaged.facts.sources[0].topics[bench.topic].latest) == ("salvage", {})
+
+
 def test_brokers_that_are_away_are_named_and_waited_for(bench: TopicBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a start and in a running query: nothing is lost, and checkpoints keep the ids of the topics."""
     monkeypatch.setattr("dagster_ckpt.spark.kafka.inputs._PATIENCE", 1.0)

@@ -13,6 +13,7 @@ from time import monotonic
 
 import pytest
 
+from dagster_ckpt.checkpoint import CheckpointMetadata, Source, Topic
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
@@ -29,6 +30,7 @@ from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
 from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
+from dagster_ckpt.spark.live.live_location import TOPICS
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.helpers.spark.stored_starts import JOB, Promised, Start, found_in, shared
@@ -252,6 +254,35 @@ def test_a_dead_run_is_salvaged_on_another_machine_and_never_written_to(storage:
     assert not [path for path in _read(seen.operations) if path.endswith(".sst")]
     tables = [path for path in _written(seen.operations) if first.directory.name in path]
     assert not tables
+
+
+def test_the_topics_that_a_dead_run_began_to_read_are_in_its_first_checkpoint(
+    start: Make,
+) -> None:
+    """What it was told counts, and not what a checkpoint before was told. What is damaged tells nothing."""
+
+    def topics(restored: CheckpointMetadata | None) -> list[dict[str, Topic]]:
+        assert restored is not None
+        assert restored.kind == "salvage"
+        return [source.topics for source in restored.facts.sources]
+
+    def next_one(noted: dict[str, str] | bytes | None) -> Start:
+        made = start()
+        if isinstance(noted, bytes):
+            made.live.note(TOPICS, noted)
+        elif noted is not None:
+            source = Source(id="0", offset=None, topics={name: Topic(id=id_) for name, id_ in noted.items()})
+            made.live.note(TOPICS, f"[{source.model_dump_json()}]".encode())
+        made.query.run(2)
+        return made
+
+    next_one({"rows": "old"})
+    second = next_one({"rows": "new", "other": "its"})
+    assert topics(second.restored) == [{"rows": Topic(id="old")}]
+    third = next_one(b"[{")
+    assert topics(third.restored) == [{"rows": Topic(id="new"), "other": Topic(id="its")}]
+    fourth = next_one(None)
+    assert topics(fourth.restored) == topics(third.restored)
 
 
 def test_locations_of_dead_starts_are_no_checkpoints_and_go_with_the_next_one(
