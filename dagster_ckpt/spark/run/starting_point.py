@@ -185,15 +185,17 @@ def claimed_by(
 def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) -> float | None:
     """When the lineage began to fill this sink, if the lineage began from nothing and has no checkpoint yet.
 
-    The sink was empty at that time, so all its data belongs to this lineage and is written again.
+    The sink was empty at that time, so all its data belongs to this lineage and is written again. The query may have
+    been given the sink later than at the first start of the lineage.
     """
     if sink is None or target.metadata is not None or target.job_id is None:
         return None
     epochs = catalog.records.epochs
     for epoch in sorted(epochs.names()):
-        choice, claim = epochs.read_choice(epoch), epochs.read_claim(epoch)
-        if choice is not None and claim is not None and choice.job_id == target.job_id:
-            filled = choice.restored is None and choice.sink_kind == sink.kind and choice.sink is not None
-            same = filled and is_same_place(str(choice.sink), sink.path)
-            return seconds_of(claim.claimed_at) if same else None
+        choice = epochs.read_choice(epoch)
+        if choice is None or (choice.job_id, choice.restored, choice.sink_kind) != (target.job_id, None, sink.kind):
+            continue
+        claim = epochs.read_claim(epoch)
+        if claim is not None and choice.sink is not None and is_same_place(choice.sink, sink.path):
+            return seconds_of(claim.claimed_at)
     return None

@@ -468,3 +468,26 @@ def test_a_new_lineage_replays_its_own_batches_before_its_first_checkpoint(bench
     assert committed >= 3
     assert again.of(Replaying)[0].last == committed
     assert table.rows() == bench.expected()
+
+
+def test_a_sink_that_is_renamed_before_the_first_checkpoint_goes_back_to_nothing(bench: Bench) -> None:
+    held: dict[str, list[tuple[int, Row]]] = {"first": [], "second": []}
+
+    def into(name: str) -> Any:
+        def write(rows: DataFrame, batch: int) -> None:
+            held[name] += [(batch, tuple(row)) for row in rows.collect()]
+
+        def rollback_to(batch: int, _: Json) -> None:
+            held[name] = [kept for kept in held[name] if kept[0] <= batch]
+
+        sink = ForeachBatchSink(name, write, rollback_to=rollback_to)
+        return lambda bench, session: started(bench, sink_to(distinct(bench, session), sink))
+
+    for name in held:
+        bench.query = into(name)
+        run_without_checkpoint(bench, 1)
+        remove_tree(bench.working)
+    assert not bench.checkpoints()
+    launch = bench.tick(1)
+    assert launch.started.sink == "second was told to go back to nothing"
+    assert Counter(row for _, row in held["second"]) == bench.expected()
