@@ -184,11 +184,12 @@ class RestoreWithLoss(RestoreRefused):
 class SinkNotEmpty(RestoreRefused):
     """A start from nothing was asked for, but the sink already has data.
 
-    Spark would skip every batch id that the sink has seen, and their rows would be lost.
+    Spark would skip every batch id that the sink has seen, and their rows would be lost. A fork is refused in the same
+    way, also where the sink is put back by a callable of yours and does not tell whether it is empty.
 
     Way on:
         Empty the sink with its ``_spark_metadata`` or ``_transactions``, write elsewhere, or go on with ``restore_from:
-        latest``.
+        latest``. Give a sink of your own a ``newest_batch``.
     """
 
 

@@ -224,6 +224,12 @@ def _check(point: ForkPoint, sink: Sink) -> None:
             f"The query writes to {sink.path}, which is the sink of {point}: the two jobs would write over each other.",
             hint="Give the forked job a sink of its own.",
         )
+    if sink.can_roll_back and not sink.tells_data:
+        raise SinkNotEmpty(
+            f"The fork of {point} would write to {sink.path}, which is not known to be empty, and a fork puts its sink "
+            "back to nothing: what the sink has now would be removed.",
+            hint="Give the sink a newest_batch, which tells None for an empty sink, and launch again.",
+        )
     if (present := sink.first_data()) is not None:
         raise SinkNotEmpty(
             f"The fork of {point} would write to {sink.path}, which has data, {present} for example: its batches have "

@@ -157,7 +157,7 @@ class CustomSink(_UserSink):
         rollback_to: given a batch and the value of ``position`` for that batch, removes everything that later batches
             wrote; given -1 and ``None``, removes everything. A second call after a crash must have the same result.
         newest_batch: tells the newest batch with data in the sink, ``None`` for an empty sink. With this callable, a
-            start from nothing into a sink with data is refused.
+            start from nothing into a sink with data is refused. A fork into this sink needs the callable.
     """
 
     def __init__(
@@ -228,7 +228,8 @@ class ForeachBatchSink(_UserSink, BatchSink):
         position: given a batch that was just written, tells in JSON values where the sink is now. The callable must
             bypass caches: ``write`` runs in a copy of the session, which has a catalog of its own.
         newest_batch: tells the newest batch with data in the sink, ``None`` for an empty sink. With this callable, a
-            start from nothing into a sink with data is refused.
+            start from nothing into a sink with data is refused. A fork into a sink with ``rollback_to`` needs the
+            callable.
     """
 
     kind = "foreachBatch"

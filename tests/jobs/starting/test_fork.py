@@ -199,7 +199,12 @@ def test_a_fork_into_foreach_batch(ticked: Bench, tmp_path: Path) -> None:
             batches[batch] = [tuple(row) for row in rows.collect()]
 
         rows = of.read(session).dropDuplicates(["id"]).select("id", "v")
-        sink = ForeachBatchSink("rows", write, rollback_to=lambda batch, _: told.append(batch))
+        sink = ForeachBatchSink(
+            "rows",
+            write,
+            rollback_to=lambda batch, _: told.append(batch),
+            newest_batch=lambda: max(batches, default=None),
+        )
         return sink_to(rows, sink).trigger(availableNow=True)
 
     fork.query = query

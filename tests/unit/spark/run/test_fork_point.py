@@ -28,8 +28,10 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.files.compactible_log import log_files
 from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
+from dagster_ckpt.spark.sinks.sink import Sink
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 
@@ -67,7 +69,7 @@ class NewJob:
         self.claim = self.catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
         self.job_id = "f" * 32
 
-    def fork(self, point: ForkPoint, sink: SparkFileSink | None = None) -> CheckpointMetadata:
+    def fork(self, point: ForkPoint, sink: Sink | None = None) -> CheckpointMetadata:
         directory = self.directory / "attempt"
         laid_out, _ = lay_out_fork(point, directory, sink, SESSION, "other", self.job_id)
         store = CompletedCheckpointStore(
@@ -244,6 +246,36 @@ def test_its_sink_is_another_one_and_empty(first: Run, new: NewJob, tmp_path: Pa
     copy = new.fork(point, SparkFileSink(tmp_path / "fresh"))
     assert copy.sink == {"kind": "file", "path": str(tmp_path / "fresh"), "batch": 2, "files": 0, "bytes": 0}
     assert not (tmp_path / "fresh").exists(), "a rollback prepares it, when the choice is on record"
+
+
+def test_a_sink_that_may_have_data_is_not_emptied(first: Run, new: NewJob) -> None:
+    """A fork puts its sink back to nothing, and without `newest_batch` nobody knows what that removes."""
+    point = resolved(new, pointed_to(first))
+    told: list[int | None] = [7, None]
+
+    def rollback_to(batch: int, value: object) -> None:
+        raise AssertionError((batch, value))
+
+    for unknown in (
+        ForeachBatchSink("rows", print, rollback_to=rollback_to),
+        CustomSink("rows", position=print, rollback_to=rollback_to),
+    ):
+        with pytest.raises(SinkNotEmpty, match="to rows, which is not known to be empty") as caught:
+            new.fork(point, unknown)
+        assert "newest_batch" in caught.value.hint
+    telling = ForeachBatchSink("rows", print, rollback_to=rollback_to, newest_batch=lambda: told[0])
+    with pytest.raises(SinkNotEmpty, match="has data, batch 7 for example"):
+        new.fork(point, telling)
+    assert not (new.directory / "attempt").exists()
+    told.pop(0)
+    assert new.fork(point, telling).sink is not None
+
+
+def test_a_sink_that_cannot_go_back_is_left_as_it_is(first: Run, new: NewJob) -> None:
+    point = resolved(new, pointed_to(first))
+    copy = new.fork(point, ForeachBatchSink("rows", print))
+    assert copy.sink is not None
+    assert copy.sink["batch"] == copy.batch
 
 
 def _with_sink(metadata: CheckpointMetadata, path: Path) -> CheckpointMetadata:
