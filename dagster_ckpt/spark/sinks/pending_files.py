@@ -20,7 +20,7 @@ from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem, make_durable
 from dagster_ckpt.spark.sinks.transactions import DataFile, decode_files, encode_files
 
-__all__ = ["PendingFiles", "data_files", "directories_of", "pinned_files", "read_list", "size_of"]
+__all__ = ["PendingFiles", "data_files", "directories_of", "pinned_files", "read_list", "remove_file", "size_of"]
 
 _PENDING = "pending"
 _DROPPED = "dropped"
@@ -147,6 +147,14 @@ def size_of(file: Path) -> int | None:
         return file.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def remove_file(file: Path) -> int | None:
+    """Remove a file; returns the bytes that it had, ``None`` when it does not exist."""
+    size = size_of(file)
+    if size is not None:
+        file.unlink(missing_ok=True)
+    return size
 
 
 def _batches(directory: Path) -> list[int]:

@@ -41,12 +41,13 @@ from dagster_ckpt.spark.sinks.pending_files import (
     directories_of,
     pinned_files,
     read_list,
+    remove_file,
     size_of,
 )
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
-from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, start_name
-from dagster_ckpt.stored_json import Json, believed
+from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, newest_of, start_name
+from dagster_ckpt.stored_json import Json, believed, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,9 +114,10 @@ class TransactionalFileSink(BatchSink):
         #: The line when a position was checked, and the line that a rollback then made.
         self._seen: Line | None = None
         self._cut: Line | None = None
-        #: The line with this start in it, and the last batch up to which nothing is pending.
+        #: The line with this start in it, the last batch up to which nothing is pending, and the last one with a file.
         self._line = Line(0, 0, {})
         self._held = -1
+        self._shown = -1
 
     @classmethod
     def of_record(cls, path: str) -> TransactionalFileSink:
@@ -145,6 +147,7 @@ class TransactionalFileSink(BatchSink):
         before, self._cut = self._cut or Line(0, 0, {}), None
         self._line = self._log.advance(before, {**before.starts, run.directory.name: None}, run.epoch)
         self._held = -1 if run.restored is None else batch_of(run.restored)
+        self._shown = newest_of(self._log.committed(self._line, self._held))
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -178,8 +181,10 @@ class TransactionalFileSink(BatchSink):
         start = run.directory.name
         batches = [batch for batch in self._pending.batches(start) if batch <= metadata.batch]
         try:
-            self._publish([file for batch in batches for file in self._pending.of(start, batch)], metadata.batch)
+            files = [file for batch in batches for file in self._pending.of(start, batch)]
+            self._publish(files, metadata.batch)
             self._held = max(self._held, metadata.batch)
+            self._shown = max(self._shown, newest_of(files))
             for batch in batches:
                 self._pending.forget(start, batch)
         except (CaptureIncomplete, SinkMismatch, OSError) as error:
@@ -253,6 +258,7 @@ class TransactionalFileSink(BatchSink):
             "attempt": start,
             "pending_files": len(files),
             "pending_bytes": sum(file.size for file in files),
+            "visible_batch": self._shown if own else newest_of(self._log.committed(self._log.line(), batch)),
         }
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
@@ -263,6 +269,7 @@ class TransactionalFileSink(BatchSink):
         batch = batch_of(position)
         with believed("The recorded position of the sink", _OTHER, SinkMismatch):
             start = start_name(position["attempt"])
+            visible = whole(position.get("visible_batch", -1), "its visible batch", least=-1)
         if start != _FORK and not line.covers(start, batch):
             raise SinkMismatch(
                 f"{self.path} was rolled back to before batch {batch} of {start} since, so not all that the "
@@ -281,9 +288,14 @@ class TransactionalFileSink(BatchSink):
                 raise SinkMismatch(
                     f"{self._root / file.path}, which batch {file.batch} had written by then, is gone.", hint=_OTHER
                 )
-        listed = {file.path for file in pinned}
-        for file in self._log.committed(line):
-            if file.batch <= batch and file.path not in listed and size_of(self._root / file.path) != file.size:
+        committed, listed = self._log.committed(line, batch), {file.path for file in pinned}
+        if newest_of(committed) < visible:
+            raise SinkMismatch(
+                f"{self.path} is an older copy: readers saw what batch {visible} had written, and it is not there.",
+                hint=_OTHER,
+            )
+        for file in committed:
+            if file.path not in listed and size_of(self._root / file.path) != file.size:
                 raise SinkMismatch(
                     f"{self._root / file.path}, which batch {file.batch} had written and which was committed, is gone "
                     "or has another size.",
@@ -359,19 +371,12 @@ class TransactionalFileSink(BatchSink):
         # Pending files go first: from then on, a writer that was wrongly declared dead can make none of them visible.
         dropped = self._pending.drop(starts, is_void)
         void = sorted({file.path for file in (*dropped, *filter(is_void, self._log.listed()))})
-        removed = [size for path in void if (size := self._remove(path)) is not None]
+        removed = [size for path in void if (size := remove_file(self._root / path)) is not None]
         # The removal must be durable before the record that these files are void is deleted.
         self._visible.sync_directories(directories_of(void))
         self._log.forget(starts, line)
         self._pending.purge(starts)
         return len(removed), sum(removed)
-
-    def _remove(self, path: str) -> int | None:
-        target = self._root / path
-        size = size_of(target)
-        if size is not None:
-            target.unlink(missing_ok=True)
-        return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ hold a million commits.
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem, inside
 from dagster_ckpt.stored_json import believed, component, is_sealed, parsed, seal, shown, whole
 
-__all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files", "start_name"]
+__all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files", "newest_of", "start_name"]
 
 _LINE = "line"
 _COMMITS = "commits"
@@ -143,9 +144,9 @@ class TransactionLog:
             hint="If the job is still this run's, it is started again.",
         )
 
-    def committed(self, line: Line) -> list[DataFile]:
-        """The committed files that count."""
-        return [file for file in self.listed() if line.covers(file.start, file.batch)]
+    def committed(self, line: Line, until: float = math.inf) -> list[DataFile]:
+        """The committed files that count, of the batches up to ``until``."""
+        return [file for file in self.listed() if line.covers(file.start, file.batch) and file.batch <= until]
 
     def listed(self) -> list[DataFile]:
         """All committed files, whether they count or not."""
@@ -213,6 +214,11 @@ def decode_files(data: bytes, where: str) -> list[DataFile]:
     """
     with believed(f"{where}, a list of data files,", _BACKUP, SinkMismatch):
         return [_data_file(*file) for file in _unsealed(data)["files"]]
+
+
+def newest_of(files: Iterable[DataFile]) -> int:
+    """The newest batch that wrote one of the files, -1 for none."""
+    return max((file.batch for file in files), default=-1)
 
 
 def start_name(value: object) -> str:

@@ -98,7 +98,7 @@ def test_a_savepoint_lists_what_its_own_start_had_written_by_then(job: Transacti
     assert tree(job.root) == before
 
 
-@pytest.mark.parametrize("member", ["batch", "attempt"])
+@pytest.mark.parametrize("member", ["batch", "attempt", "visible_batch"])
 @pytest.mark.parametrize("value", [None, "", "../x", True, -7, 1.5, [], {}])
 def test_a_position_that_is_none_is_refused(job: TransactionalJob, member: str, value: Any) -> None:
     start = job.start(None)

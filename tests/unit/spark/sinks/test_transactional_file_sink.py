@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ from dagster_ckpt.paths import local_path
 from dagster_ckpt.spark.sinks import transactions
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import _MERGED_AT, DataFile, Line, TransactionLog
-from tests.jobs.harness import tree
+from tests.jobs.harness import copy_tree, remove_tree, tree
 from tests.unit.spark.sinks.transactional import Rows, TransactionalJob, intercepted
 
 if TYPE_CHECKING:
@@ -94,6 +95,52 @@ def test_an_abandoned_checkpoint_is_refused_even_if_its_last_batches_were_empty(
     with pytest.raises(SinkMismatch):
         job.new().sink.rollback_to(late.position, late.files, job.epoch)
     assert tree(job.sink) == before
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_older_copy_is_refused_even_if_the_last_batches_were_empty(job: TransactionalJob, *, dies: bool) -> None:
+    """What the checkpoint itself lists is nothing, and what it does not list is gone, with the record of it."""
+    start = job.start(None)
+    start.write()
+    early = start.checkpoint()
+    backup = job.root / "backup"
+    copy_tree(job.sink, backup)
+    start.write()
+    start.checkpoint()
+    start.sink.write_batch(cast("DataFrame", NoRows("")), 2)
+    start.batch = 2
+    if dies:
+        job.salvage()
+        assert job.choice is not None
+        late = job.choice
+    else:
+        late = start.checkpoint()
+    newer = job.root / "newer"
+    job.sink.rename(newer)
+    copy_tree(backup, job.sink)
+    for restore in (
+        lambda sink: sink.check(late.position, late.files),
+        lambda sink: sink.rollback_to(late.position, late.files, job.epoch + 1),
+    ):
+        with pytest.raises(SinkMismatch, match="is an older copy: readers saw what batch 1 had written"):
+            restore(TransactionalFileSink(job.sink))
+    assert tree(job.sink) == tree(backup)
+    TransactionalFileSink(job.sink).check(early.position, early.files)
+
+    remove_tree(job.sink)
+    newer.rename(job.sink)
+    again = job.start(late)
+    job.assert_exact(late.rows)
+    assert late.position["visible_batch"] == again.take().position["visible_batch"] == 1
+
+
+def test_a_position_of_a_release_that_did_not_tell_what_was_visible(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write(2)
+    late = start.checkpoint()
+    before = {name: value for name, value in late.position.items() if name != "visible_batch"}
+    job.start(replace(late, position=before))
+    job.assert_exact(late.rows)
 
 
 def test_a_missing_file_is_refused_and_nothing_is_touched(job: TransactionalJob) -> None:
