@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, FetchedAhead
+from dagster_ckpt.checkpoint import CheckpointMetadata, End, FetchedAhead
 from dagster_ckpt.config import (
     POISON_BATCH_ATTEMPTS,
     CheckpointConfig,
@@ -20,7 +20,7 @@ from dagster_ckpt.config import (
     UpgradeMode,
     format_duration,
 )
-from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.errors import InvalidConfiguration, NotRestarted
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -221,3 +221,17 @@ class RunResult:
 
     status: JobStatus
     newest: CheckpointMetadata | None
+
+    @classmethod
+    def of_job_over(cls, job_name: str, end: End, newest: CheckpointMetadata | None = None) -> RunResult:
+        """The result of a run that starts nothing, because the run that it should replace has ended the job.
+
+        Raises:
+            NotRestarted: the job has failed.
+        """
+        if end.status not in {JobStatus.FINISHED.value, JobStatus.CANCELED.value}:
+            raise NotRestarted(
+                f"Job {job_name!r} ended {end.status}: {end.reason}.",
+                hint="Mend the cause, and run the job again: it goes on from its newest checkpoint.",
+            )
+        return cls(JobStatus(end.status), newest)

@@ -217,9 +217,7 @@ class Drive:
             if self.submission is None and (self.earlier or settings.request.is_plain):
                 series = Resumption(job, catalog, self.earlier, clock, time.sleep).series()
             if isinstance(series, End):
-                if series.status == JobStatus.FAILED.value:
-                    raise NotRestarted(f"Job {job.name!r} has failed: {series.reason}.", hint="Run it again.")
-                return RunResult(JobStatus(series.status), find_newest(catalog).metadata)
+                return RunResult.of_job_over(job.name, series, find_newest(catalog).metadata)
             self.on_resume()
             asked = _Cancellation(catalog, self.run_id, clock, Lease.of(settings.config))
 

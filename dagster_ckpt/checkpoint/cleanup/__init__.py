@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
-from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_deletions, finish_end, is_unfinished
+from dagster_ckpt.checkpoint.cleanup.dead_runs import (
+    close_earlier,
+    end_dead_epoch,
+    finish_deletions,
+    finish_end,
+    is_unfinished,
+)
 from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
@@ -20,6 +26,7 @@ __all__ = [
     "Orphan",
     "SavepointHistory",
     "Swept",
+    "close_earlier",
     "delete_surplus_savepoints",
     "dispose_broken",
     "end_dead_epoch",

@@ -1,22 +1,24 @@
-"""Ends a job whose run is dead: records the end, and does the cleanup that the job's policy asks for."""
+"""Succeeds a run that is dead: closes its epoch, ends its job if that is due, and does the cleanup of its end."""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, pending_upgrade, shared_in_use
-from dagster_ckpt.checkpoint.control import ROUNDS, Claim, End
+from dagster_ckpt.checkpoint.control import FAILING, ROUNDS, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, give_up_claimed
 from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig, JobStatus
-from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.errors import CorruptRecord, Fenced
 
 __all__ = [
+    "close_earlier",
     "end_dead_epoch",
     "finish_deletions",
     "finish_end",
@@ -27,6 +29,41 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+
+def close_earlier(catalog: CheckpointCatalog, claim: Claim, clock: Clock, *, ends_job: bool = False) -> End | None:
+    """Close the epochs before ``claim``: from then on no end that arrives late discards what the job goes on from.
+
+    A run that was declared dead may be about to record its end. The end that is recorded first counts.
+
+    Args:
+        catalog: of the job.
+        claim: of the caller.
+        clock: wall time.
+        ends_job: the caller ends the job, and may use the reserve for that.
+
+    Returns:
+        the end with which the series of ``claim`` was over before, which is then that of the claim's epoch, too: its
+        holder starts nothing. ``None`` if the series goes on.
+
+    Raises:
+        StorageError: the storage failed.
+        Fenced: a newer run has taken the job over.
+    """
+    epochs = catalog.records.epochs
+    earlier = {epoch: kinds for epoch, kinds in epochs.names().items() if epoch < claim.epoch}
+    chooser = max((epoch for epoch, kinds in earlier.items() if "choice" in kinds), default=0)
+    reason = f"epoch {claim.epoch} was claimed before this start had recorded its end"
+    closing, over = End(FAILING, reason, discarded=False, ended_at=iso(clock.time())), None
+    for epoch, kinds in earlier.items():
+        if epoch < chooser or ("end" not in kinds and epochs.record_end(epoch, closing, ends_job=ends_job)):
+            continue
+        with suppress(CorruptRecord):  # whoever needs to know whether the lineage was discarded raises that
+            if epoch >= claim.series and (end := epochs.read_end(epoch)) is not None and end.is_final:
+                over = end
+    if over is not None:
+        _record_end(catalog, claim, over)
+    return over
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
@@ -117,7 +154,8 @@ def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) 
         StorageError: the storage failed; call again.
     """
     claim = _claim_after(catalog, dead, clock)
-    catalog.records.epochs.record_end(claim.epoch, end)
+    if close_earlier(catalog, claim, clock, ends_job=True) is None:
+        _record_end(catalog, claim, end)
     finish_deletions(catalog, claim.epoch)
     return claim
 
@@ -139,10 +177,10 @@ def end_dead_epoch(
         the deleted checkpoints.
 
     Raises:
-        Fenced: a run has taken the job over meanwhile, and nothing was changed.
+        Fenced: a run has taken the job over meanwhile, or the run that was declared dead has ended the job itself: its
+            end counts. Nothing else was changed.
         StorageError: the storage failed; if the end is recorded, :func:`finish_end` does the rest.
     """
-    epochs = catalog.records.epochs
     chosen = catalog.choice()
     upgrade = None if chosen is None or status is not JobStatus.FAILED else pending_upgrade(catalog, *chosen)
     back: tuple[str | None, str | None] = (None, None)
@@ -151,8 +189,14 @@ def end_dead_epoch(
         back = chosen[1].code.version, upgrade.before
     discards = config.discards(status) and chosen is not None and not returns
     claim = _claim_after(catalog, dead, clock)
+    if (over := close_earlier(catalog, claim, clock, ends_job=True)) is not None:
+        raise Fenced(
+            f"Run {dead.run_id} of job {catalog.job_name!r} was declared dead, and has ended the job itself: "
+            f"{over.status}: {over.reason}.",
+            hint="Nothing is to be done: that end counts.",
+        )
     finish_deletions(catalog, claim.epoch)
-    epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time()), *back))
+    _record_end(catalog, claim, End(status.value, reason, discards, iso(clock.time()), *back))
     if not discards or chosen is None:
         return ()
     job_id = chosen[1].job_id
@@ -167,6 +211,16 @@ def end_dead_epoch(
         claimed=claimed_savepoint(catalog, chosen[1]),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+
+
+def _record_end(catalog: CheckpointCatalog, claim: Claim, end: End) -> None:
+    """Record the end of the caller's epoch.
+
+    Raises:
+        Fenced: a newer run has closed the epoch.
+    """
+    if not catalog.records.epochs.record_end(claim.epoch, end):
+        catalog.records.epochs.check(claim.epoch)
 
 
 def _is_restarted(catalog: CheckpointCatalog, chooser: int, dead: Claim) -> bool:

@@ -2,8 +2,8 @@
 
 A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
 older writer is fenced. The run then chooses what to restore, records the choice exclusively, and only then starts the
-query. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or that died. A sweep
-of a job that is over records which checkpoints were complete then. All this needs is exclusive create.
+query. The end of an epoch is recorded too, by its run or by whoever claims next: the first end counts. A sweep of a
+job that is over records which checkpoints were complete then. All this needs is exclusive create.
 """
 
 from __future__ import annotations
@@ -305,13 +305,12 @@ class Epochs:
         """
         highest = self.highest()
         if highest > epoch:
-            try:
+            newer = None
+            with contextlib.suppress(CorruptRecord):  # the name of the claim is enough to fence
                 newer = self.read_claim(highest)
-            except CorruptRecord:
-                newer = None  # the name of the claim is enough to fence
+            who, where = (newer.run_id, newer.host) if newer else ("?", "?")
             raise Fenced(
-                f"Epoch {epoch} is fenced: run {newer.run_id if newer else '?'} on "
-                f"{newer.host if newer else '?'} has claimed epoch {highest} of this job.",
+                f"Epoch {epoch} is fenced: run {who} on {where} has claimed epoch {highest} of this job.",
                 hint="This run stops. It added nothing to the checkpoints and deleted nothing from them.",
             )
 
@@ -343,11 +342,11 @@ class Epochs:
         self._filesystem.create(path, encode_record(choice, path))
         self.check(epoch)
 
-    def record_end(self, epoch: int, end: End) -> bool:
-        """Record how ``epoch`` ended; ``False`` when an end was already recorded."""
+    def record_end(self, epoch: int, end: End, *, ends_job: bool = False) -> bool:
+        """Record how ``epoch`` ended; ``False`` when an end was already recorded, which counts."""
         path = self._path(epoch, ".end")
         try:
-            (self._reserve if end.is_final else self._filesystem).create(path, encode_record(end, path))
+            (self._reserve if ends_job or end.is_final else self._filesystem).create(path, encode_record(end, path))
         except PublishConflict:
             return False
         return True

@@ -6,7 +6,15 @@ import contextlib
 
 from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    Fenced,
+    ForeignCheckpoint,
+    JobAlreadyRunning,
+    PoisonBatch,
+    QueryFailed,
+)
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import failed_in_batch
@@ -34,6 +42,14 @@ class FailedStarts:
     def forget_before(self, series: int) -> None:
         """Forget the failures of earlier series."""
         self._failures.forget_before(series)
+
+    def record_before_claim(self, series: int | None, error: Exception) -> None:
+        """Record for the sensor why this run, which should resume the job, could not take the job over.
+
+        Without a record the run counts as failed all the same. None is made when another run or deployment has the job.
+        """
+        if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
+            self.record(series, error, None)
 
     def record(self, series: int, error: Exception, prepared: Prepared | None) -> list[Failure]:
         """Put a failure on record; returns all failures of the series, those of this run last, in order.

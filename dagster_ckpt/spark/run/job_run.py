@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint import (
     ProcessIdentity,
     Streak,
     Submission,
+    close_earlier,
     discard_within,
     finish_deletions,
     free_job,
@@ -37,10 +38,9 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
     DriverLost,
     Fenced,
-    ForeignCheckpoint,
     InvalidConfiguration,
-    JobAlreadyRunning,
     MustStop,
+    NotRestarted,
     QueryNotBuilt,
     RestoreRefused,
 )
@@ -174,7 +174,7 @@ class StreamingRun:
         try:
             claim = self._take_over()
         except Exception as error:
-            self._note_before_claim(error)
+            self._failures.record_before_claim(self._state.series, error)
             raise
         heart = Heart(
             self._catalog.records.heartbeat,
@@ -221,15 +221,6 @@ class StreamingRun:
         free_job(self._catalog.records.heartbeat, self._clock, self._cancel.wait)
         return self._claim(uuid.uuid4().hex, self._after, self._submission)
 
-    def _note_before_claim(self, error: Exception) -> None:
-        """Record for the sensor why this run, which should resume the job, could not take the job over.
-
-        Without a record the run counts as failed all the same. None is made when another run or deployment has the job.
-        """
-        series = self._state.series
-        if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
-            self._failures.record(series, error, None)
-
     def _claim(self, token: str, after: int | None, submission: Submission | None = None) -> Claim:
         """Claim the epoch after ``after``, or the next one there is; a ``submission`` must still stand then."""
         claim = self._catalog.records.epochs.claim(
@@ -257,6 +248,9 @@ class StreamingRun:
         start: Start | None = None
         watchdog = Watchdog(self._job.name, heart, self._cancel)
         try:
+            if (over := close_earlier(self._catalog, claim, self._clock)) is not None:
+                _log.warning("Job %r is over, and is not resumed: %s: %s", self._job.name, over.status, over.reason)
+                return RunResult.of_job_over(self._job.name, over)
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
             tracer.hold(claim, self._catalog.records.starts, lambda trace: self._emit(StartTraced(trace)))
@@ -278,7 +272,7 @@ class StreamingRun:
             self._tell_ignored(prepared.ignored)
             run = partial(start.run, prepared)
             ended = self._upgrading.in_time(run, self._cancel, prepared.choice.code, prepared.live, prepared.after)
-        except Fenced:
+        except (Fenced, NotRestarted):
             raise
         except Exception as error:
             tracer.finish(committed=False)
@@ -344,7 +338,9 @@ class StreamingRun:
         discards = not keeps and self._job.config.discards(status)
         self._catalog.records.epochs.check(claim.epoch)
         end = End(status.value, reason, discards, iso(self._clock.time()), *self._upgrading.back)
-        self._catalog.records.epochs.record_end(claim.epoch, end)
+        if not self._catalog.records.epochs.record_end(claim.epoch, end):
+            self._catalog.records.epochs.check(claim.epoch)  # a newer run has closed this epoch, and has the job
+            discards = False  # this start is on record as failed: whoever ends the job does the cleanup
         on_record()
         if prepared is None:
             return RunResult(status, None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest
-from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.dead_runs import close_earlier, finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.retention import KeepNewest, RetentionPolicy
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, Fenced, NotRestarted
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Action, FaultInjectingFileSystem, Operation, Plan
 
@@ -116,11 +116,12 @@ class Ledger:
         meant: every content that was handed to the store for a checkpoint, by ``{job id}/chk-N``.
         acknowledged: checkpoints reported as complete, with their (epoch, id).
         given_up: checkpoints that a subsumption or the cleanup policy was told to drop.
-        chosen: by epoch that started, what it went on from, and the checkpoints acknowledged before it
-            claimed.
+        chosen: by epoch that started, what it went on from, and the newest of the checkpoints that were acknowledged
+            before it claimed and not given up before it chose.
         wanted: what a run was told to go back to, as long as it is not known whether it did.
         issued: ids in the order they were issued, with their epoch.
-        discarded: somebody was told to discard everything.
+        discarded: an end on record has discarded everything.
+        ending: by epoch, what its end discards if that is recorded before the next start closes the epoch.
         pinned: checkpoints reported as pinned, as ``{job id}/chk-N``.
     """
 
@@ -131,6 +132,7 @@ class Ledger:
     wanted: set[str] = field(default_factory=set)
     issued: list[tuple[str, int, int]] = field(default_factory=list)
     discarded: bool = False
+    ending: dict[int, set[str]] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
     floor: tuple[str | None, tuple[int, int]] = (None, (0, 0))
     job_ids: int = 0
@@ -142,9 +144,18 @@ class Ledger:
     def acceptable(self, metadata: CheckpointMetadata | None) -> bool:
         """Whether a job may go on from ``metadata``."""
         if metadata is None:
-            return self.floor[0] is None or self.discarded
+            return self.floor[0] is None or self.discarded or bool(self.ending)
         name, key = self.floor
         return metadata.reference == name or metadata.key > key or metadata.reference in self.wanted
+
+    def settle(self, filesystem: FileSystem, epoch: int) -> None:
+        """The epochs before ``epoch`` are closed: of their ends, those count that are on record now."""
+        for earlier in [ending for ending in self.ending if ending < epoch]:
+            names = self.ending.pop(earlier)
+            end = Epochs(filesystem, JOB).read_end(earlier)
+            if end is not None and end.discarded:
+                self.given_up |= names
+                self.discarded = True
 
     def examine(self, filesystem: FileSystem) -> None:
         """Compare what is stored with what was promised.
@@ -165,8 +176,9 @@ class Ledger:
                 how = "acknowledged" if name in self.acknowledged else "visible"
                 raise AssertionError(f"{how} {name} of epoch {metadata.epoch} lacks {error}") from error
             assert found in self.meant[name], f"{name} is not what any run meant"
+        may_go = self.given_up.union(*self.ending.values())
         for name in self.acknowledged:
-            assert name in visible or name in self.given_up, f"acknowledged {name} is gone"
+            assert name in visible or name in may_go, f"acknowledged {name} is gone"
         assert self.pinned <= visible.keys(), f"pinned {self.pinned - visible.keys()} are gone"
 
 
@@ -180,6 +192,7 @@ class Run:
         clock: its clock.
         unfence: applied to the catalog and the deletion logs of this run, to switch rules off.
         prefer_checkpoint: whether it goes on from checkpoints only.
+        series: the series that it resumes, ``None`` to begin one.
     """
 
     def __init__(
@@ -191,6 +204,7 @@ class Run:
         unfence: Callable[[CheckpointCatalog | DeletionLog], None] | None = None,
         *,
         prefer_checkpoint: bool = True,
+        series: int | None = None,
     ) -> None:
         self.filesystem = filesystem
         self.ledger = ledger
@@ -200,6 +214,7 @@ class Run:
         self._unfence = unfence or (lambda _: None)
         self._unfence(self.catalog)
         self._prefer_checkpoint = prefer_checkpoint
+        self._series = series
         self.claim: Claim
         self.store: CompletedCheckpointStore
         self._tokens = itertools.count()
@@ -207,11 +222,12 @@ class Run:
         self.told: list[CheckpointInProgress] = []
 
     def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
-        """Claim, finish old deletions, choose, record the choice, open the store, sweep: in this order.
+        """Claim, close, finish old deletions, choose, record the choice, open the store, sweep: in this order.
 
         With ``branch`` the run begins a lineage of its own.
         """
         self.claim_epoch()
+        self.close()
         finish_deletions(self.catalog, self.claim.epoch)
         choice = self.choose(restore_from, branch=branch)
         self.record(choice)
@@ -220,10 +236,19 @@ class Run:
         return self
 
     def claim_epoch(self) -> None:
-        self._before = max(self.ledger.acknowledged.values(), default=(0, 0))
+        self._before = dict(self.ledger.acknowledged)
         token = f"{id(self)}-{next(self._tokens)}"
         now = iso(self.clock.time())
-        self.claim = self.catalog.records.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now=now)
+        self.claim = self.catalog.records.epochs.claim(
+            token=token, series=self._series, run_id=token, host="h", pid=1, now=now
+        )
+
+    def close(self) -> None:
+        """Close the epochs before; a run that resumes a job that is over begins nothing."""
+        over = close_earlier(self.catalog, self.claim, self.clock)
+        self.ledger.settle(self.beneath, self.claim.epoch)
+        if over is not None:
+            raise NotRestarted(over.reason)
 
     def choose(self, restore_from: str = "latest", *, branch: bool = False) -> Choice:
         fallback = None
@@ -250,7 +275,8 @@ class Run:
     def record(self, choice: Choice) -> None:
         epoch = self.claim.epoch
         self.catalog.records.epochs.record_choice(epoch, choice)
-        self.ledger.chosen[epoch] = (choice.restored, self._before)
+        before = [key for name, key in self._before.items() if name not in self.ledger.given_up]
+        self.ledger.chosen[epoch] = (choice.restored, max(before, default=(0, 0)))
         if epoch == self.catalog.records.epochs.highest():
             self.ledger.floor = (choice.restored, (epoch, 0))
             self.ledger.discarded = False
@@ -342,17 +368,23 @@ class Run:
 
     def cleanup(self) -> None:
         """The end of a job whose cleanup policy discards its checkpoints."""
-        self.ledger.discarded = True
-        self.ledger.given_up |= set(self.ledger.meant)
-        end = End("CANCELED", "terminated", discarded=True, ended_at=iso(self.clock.time()))
-        self.catalog.records.epochs.record_end(self.claim.epoch, end)
+        self.ledger.ending[self.claim.epoch] = set(self.ledger.meant)
+        try:
+            self._end("CANCELED", discarded=True)
+        except Fenced:
+            self.ledger.ending.pop(self.claim.epoch, None)
+            raise
         self.store.discard_all("canceled")
 
     def finish(self, status: str = "FINISHED") -> None:
         """The end of a job that keeps its checkpoints."""
-        self.catalog.records.epochs.check(self.claim.epoch)
-        end = End(status, "of the test", discarded=False, ended_at=iso(self.clock.time()))
-        self.catalog.records.epochs.record_end(self.claim.epoch, end)
+        self._end(status, discarded=False)
+
+    def _end(self, status: str, *, discarded: bool) -> None:
+        epochs, epoch = self.catalog.records.epochs, self.claim.epoch
+        epochs.check(epoch)
+        if not epochs.record_end(epoch, End(status, "of the test", discarded, iso(self.clock.time()))):
+            epochs.check(epoch)
 
     def _newest(self) -> Newest:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -68,8 +69,12 @@ def interleavings(
     disturb: Disturb | None = None,
     unfence: Unfence | None = None,
     process: type[Run] = Run,
+    ends: bool = False,
 ) -> Interleavings:
-    """Three runs of one job at once; afterwards the storage is examined, and a fourth goes on."""
+    """Three runs of one job at once; afterwards the storage is examined, and a fourth goes on.
+
+    With ``ends`` each run that is not fenced ends the job, and discards its checkpoints.
+    """
 
     def fresh() -> tuple[MemoryFileSystem, Ledger]:
         storage, ledger = MemoryFileSystem(), Ledger()
@@ -95,6 +100,9 @@ def interleavings(
                 return
             except (CheckpointError, OSError):
                 continue
+        if ends:
+            with suppress(CheckpointError, OSError):
+                run.cleanup()
 
     def examine(storage: FileSystem, ledger: Ledger) -> None:
         kept(storage, ledger)

@@ -31,6 +31,7 @@ from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.filesystem import FileSystem, ObjectFileSystem, Written
 from dagster_ckpt.testing import FaultInjectingFileSystem
+from tests.helpers.checkpoint import driver
 from tests.helpers.checkpoint.driver import Run
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -202,6 +203,11 @@ def everything_is_swept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(start_sweep, "sweep", careless)
 
 
+def no_closing(patch: pytest.MonkeyPatch) -> None:
+    """An epoch without an end stays open when the next one begins."""
+    patch.setattr(driver, "close_earlier", lambda catalog, claim, clock: None)
+
+
 def in_the_driver(patch: pytest.MonkeyPatch) -> None:
     """An order that the driver keeps is another in a driver of its own."""
 
@@ -211,6 +217,7 @@ class SweepsFirst(Run):
 
     def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
         self.claim_epoch()
+        self.close()
         ending.finish_deletions(self.catalog, self.claim.epoch)
         choice = self.choose(restore_from, branch=branch)
         self.open(choice)
@@ -226,6 +233,7 @@ class ClaimsLate(Run):
         self.claim = Claim(self.catalog.records.epochs.highest() + 1, "", 1, "", "h", 1, "now")
         choice = self.choose(restore_from, branch=branch)
         self.claim_epoch()
+        self.close()
         ending.finish_deletions(self.catalog, self.claim.epoch)
         self.record(choice)
         self.open(choice)

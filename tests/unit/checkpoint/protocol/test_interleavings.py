@@ -38,6 +38,10 @@ def test_a_zombie_that_wakes_up_when_all_is_over_breaks_no_promise(pins: Pins) -
     interleavings(pins, range(SEEDS // 4), zombie=True).require_none()
 
 
+def test_an_end_gives_up_nothing_that_another_run_goes_on_from(pins: Pins) -> None:
+    interleavings(pins, range(SEEDS, SEEDS + SEEDS // 4), zombie=True, ends=True).require_none()
+
+
 def test_faults_on_top_of_it_break_no_promise(pins: Pins) -> None:
     interleavings(pins, range(SEEDS // 4), zombie=True, disturb=now_and_then).require_none()
 

@@ -15,6 +15,7 @@ from tests.helpers.checkpoint.driver import Pins, Run
 from tests.servers.gcs import BUCKET, answering_at_once
 from tests.unit.checkpoint.protocol import mutants
 from tests.unit.checkpoint.protocol.interleaved import interleavings
+from tests.unit.checkpoint.protocol.late_ends import Job, starts_beside
 from tests.unit.checkpoint.protocol.lives import FLIPPED, Life, after_the_next_start
 from tests.unit.checkpoint.protocol.mutants import SwitchOff
 from tests.unit.checkpoint.protocol.state_machine import explore
@@ -42,6 +43,14 @@ def crash_points(scenario: str) -> Found:
 def late_requests(pins: Pins, process: type[Run]) -> object:
     """Each change of a life arrives after the next start."""
     return after_the_next_start(Life(pins, process), "first_life").violations
+
+
+def late_ends(pins: Pins, process: type[Run]) -> object:
+    """An end that discards everything arrives before each request of another start."""
+    del process
+    for started in starts_beside(pins, None, Job.arrive, lambda job: job.send(Run.cleanup)):
+        started.examine()
+    return ()
 
 
 def flipped_bits(pins: Pins, process: type[Run]) -> object:
@@ -119,6 +128,7 @@ RULES = [
     ),
     Rule("what a fenced writer publishes is void", mutants.nothing_is_void, interleaver),
     Rule("what was not complete at the choice is void", mutants.only_later_ids_are_void, late_requests),
+    Rule("an epoch is closed before the next one chooses", mutants.no_closing, late_ends),
     pytest.param(
         Rule("_metadata is deleted before its files", mutants.files_before_metadata, crash_points("first_life")),
         marks=pytest.mark.exhaustive,
