@@ -88,6 +88,7 @@ def finish_recorded_deletions(
         lineage, _, name = reference.partition("/")
         if checkpoint_id(name) not in catalog.numbers(lineage):
             catalog.records.quarantine.lift(reference)  # a user has asked for its deletion
+    catalog.records.quarantine.lift_overruled()
 
 
 def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:

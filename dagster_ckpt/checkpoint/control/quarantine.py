@@ -2,14 +2,19 @@
 
 A quarantined checkpoint is never chosen automatically, and neither retention nor cleanup counts or deletes it: the
 checkpoint is evidence, and perhaps can be mended. The names of the records tell which checkpoints are quarantined, so
-one listing is enough.
+one listing is enough while there is none.
+
+A start that was fenced may be late with its record. A newer start that has chosen the same checkpoint has verified that
+checkpoint since: the record does not count, and the next start removes it.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
+from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
     CheckpointName,
@@ -60,9 +65,10 @@ class Quarantine:
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/quarantine"
+        self._epochs = Epochs(filesystem, job_name)
 
     def add(self, record: Quarantined) -> None:
-        """Put a checkpoint into quarantine; durable on return. Only the first record of a checkpoint counts.
+        """Put a checkpoint into quarantine; durable on return. Of records that count, only the first is kept.
 
         Raises:
             StorageError: the storage failed.
@@ -71,23 +77,29 @@ class Quarantine:
         try:
             self._filesystem.create(path, encode_record(record, path))
         except PublishConflict:
-            return
+            if record.checkpoint not in self.names():
+                self._filesystem.replace(path, encode_record(record, path))
 
     def lift(self, checkpoint: str) -> bool:
         """Take ``{job id}/chk-N`` out of quarantine; ``False`` when it was not there."""
-        if checkpoint not in self.names():
+        if checkpoint not in self._recorded():
             return False
         self._filesystem.remove(self._path(checkpoint))
         self._filesystem.sync_directories([self._directory])
         return True
 
+    def lift_overruled(self) -> None:
+        """Remove the record that a fenced start was late with, if there is one."""
+        if (checkpoint := self._overruled(self._recorded())) is not None:
+            self.lift(checkpoint)
+
     def names(self) -> frozenset[str]:
-        """The quarantined checkpoints, each as ``{job id}/chk-N``; one listing."""
-        matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
-        return frozenset(f"{match[1]}/{match[2]}" for match in matches if match is not None)
+        """The quarantined checkpoints, each as ``{job id}/chk-N``; one listing if there is none."""
+        recorded = self._recorded()
+        return recorded - {self._overruled(recorded)}
 
     def numbers(self, job_id: str) -> frozenset[int]:
-        """The ids of the quarantined checkpoints of one lineage; one listing."""
+        """The ids of the quarantined checkpoints of one lineage; one listing if there is none."""
         own = (checkpoint for checkpoint in self.names() if checkpoint.startswith(f"{job_id}/"))
         return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
 
@@ -102,6 +114,23 @@ class Quarantine:
             if record is not None:
                 found[name] = record
         return found
+
+    def _recorded(self) -> frozenset[str]:
+        matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
+        return frozenset(f"{match[1]}/{match[2]}" for match in matches if match is not None)
+
+    def _overruled(self, recorded: frozenset[str]) -> str | None:
+        """The checkpoint that the newest choice is of, if the start that found it broken is older than the choice."""
+        if not recorded:
+            return None
+        with suppress(CorruptRecord):  # a record that cannot be read counts, and a choice that cannot overrules nothing
+            epoch = max((epoch for epoch, kinds in self._epochs.names().items() if "choice" in kinds), default=0)
+            choice = self._epochs.read_choice(epoch) if epoch else None
+            if choice is not None and choice.restored in recorded:
+                path = self._path(choice.restored)
+                record = read_record(self._filesystem, path, Quarantined, checkpoint=choice.restored)
+                return choice.restored if record is not None and record.epoch < epoch else None
+        return None
 
     def _path(self, checkpoint: str) -> str:
         return f"{self._directory}/q-{checkpoint.replace('/', '-')}"

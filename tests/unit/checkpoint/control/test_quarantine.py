@@ -13,11 +13,12 @@ from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, i
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.control.epochs import Choice, End
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantine, Quarantined
-from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration
+from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
-from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, pin, shared, state
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Late
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, pin, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.unit.checkpoint.protocol.lives import Held, arrive
 
 LINEAGE = f"{1:032x}"
 
@@ -56,6 +57,67 @@ class TestRecords:
         assert not quarantine.lift(f"{LINEAGE}/chk-1")
         assert not quarantine.lift("/some/savepoint")
         assert quarantine.names() == {f"{LINEAGE}/chk-11"}
+
+
+class TestLateRecords:
+    """A start is fenced while it puts a checkpoint away, and the newer start has verified that checkpoint."""
+
+    def fenced(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> tuple[Run, Held]:
+        """A start whose record the network holds back."""
+        Run(memory, ledger, pins).start().checkpoint(state(1))
+        held: Held = []
+        disk = FaultInjectingFileSystem(memory, once("create", "chk-1", Late(held)))
+        start = Run(disk, ledger, pins)
+        start.claim_epoch()
+        with pytest.raises(PublishUnknown):
+            start.catalog.records.quarantine.add(self.record(start))
+        return start, held
+
+    def record(self, run: Run, reason: str = "The storage was mad.") -> Quarantined:
+        return Quarantined(f"{LINEAGE}/chk-1", reason, run.claim.epoch, "run", "host", "then")
+
+    def test_the_newer_verification_counts(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+        _, held = self.fenced(memory, ledger, pins)
+        again = Run(memory, ledger, pins).start()
+        arrive(held)
+        catalog = CheckpointCatalog(memory, JOB)
+        assert [name for name in memory.files if "/quarantine/" in name]
+        assert catalog.records.quarantine.names() == frozenset()
+        assert catalog.records.quarantine.numbers(LINEAGE) == frozenset()
+        assert catalog.records.quarantine.records() == {}
+        found = find_newest(catalog)
+        assert (found.metadata and found.metadata.name, found.passed_over) == ("chk-1", ())
+        again.checkpoint(state(2))
+        again.subsume(1)
+        assert directories(memory) == {"chk-2"}, "retention counts it and deletes it"
+
+    def test_the_next_start_removes_the_record(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+        _, held = self.fenced(memory, ledger, pins)
+        Run(memory, ledger, pins).start()
+        arrive(held)
+        last = Run(memory, ledger, pins).start()
+        assert last.store.restored_from == f"{LINEAGE}/chk-1"
+        assert not [name for name in memory.files if "/quarantine/" in name]
+
+    def test_what_a_newer_start_finds_broken_is_put_away(
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        _, held = self.fenced(memory, ledger, pins)
+        Run(memory, ledger, pins).start()
+        arrive(held)
+        newest = Run(memory, ledger, pins)
+        newest.claim_epoch()
+        quarantine = newest.catalog.records.quarantine
+        quarantine.add(self.record(newest, "A bit is wrong."))
+        assert quarantine.records()[f"{LINEAGE}/chk-1"].reason == "A bit is wrong."
+
+    def test_a_record_that_cannot_be_read_counts(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+        _, held = self.fenced(memory, ledger, pins)
+        Run(memory, ledger, pins).start()
+        arrive(held)
+        path = f"{JOB}/control/quarantine/q-{LINEAGE}-chk-1"
+        memory.files[path] = memory.files[path][:-5]
+        assert Quarantine(memory, JOB).names() == {f"{LINEAGE}/chk-1"}
 
 
 class TestRetentionAndCleanup:
