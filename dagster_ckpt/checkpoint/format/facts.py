@@ -95,6 +95,7 @@ class Facts(_Strict):
 
     Attributes:
         spark_version: of the Spark that ran the query; ``None`` where a release did not record it.
+        time_zone: of the query's session, in which Spark tells days and hours; ``None`` where it is not recorded.
         query_id: Spark's id of the query.
         batch: the last committed batch.
         planned_batch: the next batch, if it was planned already.
@@ -113,6 +114,7 @@ class Facts(_Strict):
     """
 
     spark_version: str | None = None
+    time_zone: str | None = None
     query_id: str = ""
     batch: Signed | None = None
     planned_batch: Signed | None = None

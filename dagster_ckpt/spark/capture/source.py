@@ -31,6 +31,7 @@ class StreamingSource:
         clock: monotonic time.
         accepted_loss: losses and duplicates in this lineage that the user accepted; recorded in each checkpoint.
         observed: adds to the sources of a capture what their own systems tell.
+        time_zone: of the query's session, written into each checkpoint; ``None`` where it is not known.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class StreamingSource:
         clock: Clock,
         accepted_loss: Sequence[str] = (),
         observed: Callable[[Sequence[Source]], list[Source]] = list,
+        time_zone: str | None = None,
     ) -> None:
+        self._time_zone = time_zone
         self._observed = observed
         self._accepted_loss = list(accepted_loss)
         self._location = location
@@ -83,6 +86,8 @@ class StreamingSource:
             snapshot.release()
             raise
         facts: dict[str, Any] = {"spark_version": self._spark_version, "sources": sources}
+        if self._time_zone is not None:
+            facts["time_zone"] = self._time_zone
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():

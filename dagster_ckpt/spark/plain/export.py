@@ -23,6 +23,7 @@ from dagster_ckpt.paths import hadoop_path, local_path, split_location
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import check_exported
+from dagster_ckpt.spark.query import TIME_ZONE_CONF
 from dagster_ckpt.spark.releases import RELEASES, release_of
 from dagster_ckpt.spark.sinks import SparkFileSink, recorded_sink
 from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
@@ -124,6 +125,7 @@ def export_checkpoint(
     facts, sink = metadata.facts, metadata.sink
     release = RELEASES[-1] if facts.spark_version is None else release_of(facts.spark_version)
     kept = release.session_format(facts.state_format, facts.commit_log)
+    settings = {STATE_FORMAT_CONF: str(kept) if kept > 1 else None, TIME_ZONE_CONF: facts.time_zone}
     files = [file for file in metadata.files if file.path.startswith(f"{LOCATION}/")]
     return Exported(
         location=str(directory),
@@ -133,7 +135,7 @@ def export_checkpoint(
         files=len(files),
         size=sum(file.size for file in files),
         spark_version=facts.spark_version,
-        settings={STATE_FORMAT_CONF: str(kept)} if kept > 1 else {},
+        settings={key: value for key, value in settings.items() if value is not None},
         sink=None if sink is None else {"kind": str(sink.get("kind")), "path": str(sink.get("path"))},
         accepted_loss=[item.reason for item in preflight.losses],
     )

@@ -35,10 +35,12 @@ from dagster_ckpt.spark.query.state_backend import (
     unload_state,
 )
 from dagster_ckpt.spark.query.tasks import await_tasks, flag_of_end, stop_query
+from dagster_ckpt.spark.query.time_zone import TIME_ZONE_CONF, time_zone_of
 from dagster_ckpt.spark.query.trial_run import try_query
 from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, with_options
 
 __all__ = [
+    "TIME_ZONE_CONF",
     "QuerySource",
     "StatefulKind",
     "WriterPlan",
@@ -75,6 +77,7 @@ __all__ = [
     "stateful_kinds",
     "stop_query",
     "streaming_session",
+    "time_zone_of",
     "try_query",
     "unload_state",
     "with_options",

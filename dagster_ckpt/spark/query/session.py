@@ -36,6 +36,7 @@ from dagster_ckpt.spark.jvm import (
     with_archive,
 )
 from dagster_ckpt.spark.query.tasks import STOP_TIMEOUT_CONF
+from dagster_ckpt.spark.query.time_zone import TIME_ZONE_CONF, keep_time_zone
 from dagster_ckpt.spark.releases import refuse_unknown_options, release_of
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def streaming_session(
 
     New queries keep their state in RocksDB with changelog checkpointing and, where the release has them, immutable file
     names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches. A restored
-    query keeps its first settings, which Spark fixes at the first start.
+    query keeps its first settings, which Spark fixes at the first start, and the time zone of its checkpoint.
 
     Args:
         spark: the session with the configuration to use.
@@ -242,7 +243,7 @@ def streaming_session(
             Spark's own setting.
 
     Raises:
-        InvalidConfiguration: an option of the backend cannot be used.
+        InvalidConfiguration: an option of the backend cannot be used, or Java does not know the checkpoint's time zone.
     """
     release = release_of(spark.version)
     session = spark.newSession()
@@ -259,6 +260,8 @@ def streaming_session(
     if restored is not None:
         session.conf.set(PROVIDER_CONF, str(restored.state_store_provider or session.conf.get(PROVIDER_CONF)))
         session.conf.set(STATE_FORMAT_CONF, str(release.session_format(restored.state_format, restored.commit_log)))
+        if restored.time_zone is not None:
+            keep_time_zone(session, restored.time_zone, is_chosen=TIME_ZONE_CONF in explicit)
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, str(max(release.formats.state)))
     if snapshots_each is not None and all(session.conf.get(key) == value for key, value in _CHANGELOGS.items()):

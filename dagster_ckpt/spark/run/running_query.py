@@ -47,6 +47,7 @@ from dagster_ckpt.spark.query import (
     keeps_its_input,
     known_providers,
     stop_query,
+    time_zone_of,
     with_options,
 )
 from dagster_ckpt.spark.run.chosen import Prepared
@@ -225,6 +226,7 @@ class RunningQuery:
             self._clock,
             prepared.choice.accepted_loss,
             prepared.inputs.observed,
+            time_zone_of(prepared.session),
         )
         # A writer that hangs in the storage keeps its thread: two more are for checkpoints, a third for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")

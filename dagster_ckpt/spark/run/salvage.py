@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Choice,
     CompletedCheckpointStore,
+    Facts,
     Source,
     find_newest,
 )
@@ -130,7 +131,7 @@ class Salvaging:
         except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints still exist
             _log.warning("What the run before wrote to its sink cannot be told from what others wrote: %s", error)
             return False
-        earlier = () if newest is None else newest.facts.sources
+        earlier = Facts() if newest is None else newest.facts
         return salvage(store, self._choice, live, batch, self._providers, self._pins, start, earlier)
 
     def _start(self, newest: CheckpointMetadata | None) -> SinkStart | None:
@@ -165,7 +166,7 @@ def salvage(
     providers: Providers,
     pins: Path,
     start: SinkStart | None,
-    earlier: Sequence[Source],
+    earlier: Facts,
 ) -> bool:
     """Take a checkpoint of ``batch`` from the live location of ``choice``, if the batch is complete there.
 
@@ -177,7 +178,7 @@ def salvage(
         providers: the state store providers with known files, by class.
         pins: a directory for pinned files that does not exist yet, beside the directories of starts.
         start: the start of ``choice``, identified by its marks on what it wrote; ``None`` if it set no marks.
-        earlier: the sources of the newest checkpoint of the lineage.
+        earlier: the facts of the newest checkpoint of the lineage.
 
     Returns:
         ``False`` when the batch is incomplete, or could not be stored.
@@ -197,7 +198,8 @@ def salvage(
             lambda: None,
             SystemClock(),
             choice.accepted_loss,
-            partial(with_earlier_topics, earlier=[*earlier, *_noted_topics(live)]),
+            partial(with_earlier_topics, earlier=[*earlier.sources, *_noted_topics(live)]),
+            earlier.time_zone,  # a restored session keeps it, and nothing that the run left tells it
         )
         pending = store.begin()
         snapshot = source.pin(batch)
