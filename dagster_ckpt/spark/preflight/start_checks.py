@@ -38,6 +38,7 @@ from dagster_ckpt.spark.preflight.query_checks import (
     sources_finding,
     state_finding,
 )
+from dagster_ckpt.spark.preflight.source_directories import directories_finding
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
 from dagster_ckpt.spark.preflight.source_files import SourceFiles, source_finding
 from dagster_ckpt.spark.preflight.table_sources import table_findings
@@ -212,6 +213,7 @@ def _checked(
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
+        directories_finding(job.name, restored, start.writer, start.location),
         source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
         *later_input_findings(start.origin, restored, start.location, plans),
         *tables,

@@ -37,7 +37,7 @@ from dagster_ckpt.spark.query.state_backend import (
 from dagster_ckpt.spark.query.tasks import await_tasks, flag_of_end, stop_query
 from dagster_ckpt.spark.query.time_zone import TIME_ZONE_CONF, time_zone_of
 from dagster_ckpt.spark.query.trial_run import try_query
-from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, with_options
+from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, qualified, with_options
 
 __all__ = [
     "TIME_ZONE_CONF",
@@ -70,6 +70,7 @@ __all__ = [
     "notices_reading",
     "plan_nodes",
     "plan_of",
+    "qualified",
     "recorded_kind",
     "sources_of",
     "start_jvm",

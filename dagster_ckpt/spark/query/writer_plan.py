@@ -19,7 +19,7 @@ from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink,
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["WriterPlan", "java_field", "java_writer", "plan_of", "with_options"]
+__all__ = ["WriterPlan", "java_field", "java_writer", "plan_of", "qualified", "with_options"]
 
 _FOREACH_BATCH = "foreachBatch"
 #: Sinks that keep no data, so none that a restore could contradict.
@@ -214,7 +214,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
         format=source.lower().replace("foreachbatch", _FOREACH_BATCH),
         provider=None if provider is None else str(provider.getName()),
         writes_files=writes_files,
-        path=_qualified(writer, path) if writes_files and path is not None else path,
+        path=qualified(writer, path) if writes_files and path is not None else path,
         checkpoint_location=option("checkpointLocation"),
         query_name=option("queryName"),
         continuous="ContinuousTrigger" in trigger.getClass().getName(),
@@ -260,7 +260,7 @@ def _is_file_class(writer: DataStreamWriter, provider: Any) -> bool:
     return any(java.java.lang.Class.forName(name).isAssignableFrom(provider) for name in _FILE_CLASSES)
 
 
-def _qualified(writer: DataStreamWriter, path: str) -> str:
+def qualified(writer: DataStreamWriter, path: str) -> str:
     """The path as Hadoop opens it: with its default file system, in the JVM's working directory, without ``..``."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
 

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from dagster_ckpt.config import JobStatus
-from dagster_ckpt.errors import QueryMismatch
+from dagster_ckpt.errors import QueryMismatch, RestoreWithLoss
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from tests.jobs.harness import Bench, Pristine, Row, eventually
+from tests.jobs.harness import SCHEMA, Bench, Pristine, Row, copied, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Query
 
 Rows: TypeAlias = "Callable[[DataFrame], DataFrame]"
@@ -167,3 +169,30 @@ def test_a_changed_projection_is_not_another_query(counts: Bench) -> None:
     after = counts.seen_by_spark()
     assert not before - after
     assert all(v == 20 * key for key, v in after - before)
+
+
+def test_a_file_source_that_reads_elsewhere_is_refused_without_consent(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads every file of the copy as a new one."""
+
+    def at(path: str) -> StreamingJob:
+        def query(bench: Bench, session: SparkSession) -> DataStreamWriter:
+            return bench.write(session.readStream.schema(SCHEMA).json(f"{bench.root}/{path}").select("id", "v"))
+
+        return bench.job(query=query)
+
+    bench = Bench(spark, tmp_path / "job", query=copied)
+    bench.tick(2)
+    bench.tick(1, at("i*/"))  # the same files
+    once = bench.expected()
+    assert bench.in_raw_directory() == once
+
+    shutil.copytree(bench.source, bench.root / "copy")
+    refusal = bench.refused(RestoreWithLoss, at("c*"))
+    assert f"source 0 reads {bench.root}/c*, where none of the files is that it has read" in refusal.message
+    assert "allow_loss: true" in refusal.hint
+    assert "Wrong basePath" in bench.refused(QueryMismatch, at("copy")).message
+
+    (taken,) = bench.tick(0, at("c*"), allow_loss=True).completed
+    assert "source directories: source 0 reads" in taken.facts.accepted_loss[0]
+    bench.tick(0, at("c*"))
+    assert bench.in_raw_directory() == once + once
