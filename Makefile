@@ -40,7 +40,6 @@ test-integration: compiled ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
-	@tools/require-prometheus
 	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
@@ -55,9 +54,11 @@ test-spark: compiled ## the tests of every Spark with older ones: make test-spar
 
 test-exhaustive: compiled ## what the other tests try at some points, at every point
 	@tools/require-java
+	@tools/require-chromium
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
+	@tools/require-prometheus
 	@tools/require-hosts
 	$(BIN)/python -m pytest -m "(exhaustive or releases) and not upgrade" $(SIDE_BY_SIDE)
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
