@@ -166,6 +166,11 @@ class StreamingJob:
     versions: Versions = Versions()
     ahead: FetchedAhead | None = None
 
+    @property
+    def url(self) -> str:
+        """The job's directory of checkpoints, which no other job has."""
+        return f"{self.filesystem.url}/{self.name}"
+
     @classmethod
     def stored_in(
         cls,

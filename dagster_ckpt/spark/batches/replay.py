@@ -21,7 +21,7 @@ from dagster_ckpt.config import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.batches.plans import lay_out
 from dagster_ckpt.spark.live import LiveLocation
-from dagster_ckpt.spark.query import java_field, stop_query
+from dagster_ckpt.spark.query import java_field
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def replay_batches(
         plans: the batches in order, without a gap.
         cancel: set when the run should stop.
         raise_failure: raises if the query has failed.
-        begun: called with each query that was started for a batch.
+        begun: called with each query that was started for a batch. The caller stops the last one, if not all has run.
         progress: called with each batch that is done.
 
     Returns:
@@ -79,15 +79,12 @@ def replay_batches(
             with _whole_state(session, wanted=number % _WHOLE_STATE_EVERY == 0 and len(plans) - number > _FEW):
                 query = writer.start()
             begun(query)
-            try:
-                with contextlib.suppress(StreamingQueryException):  # `raise_failure` raises it in order
-                    while not query.awaitTermination(_LOOK) and not cancel.is_set():
-                        pass
-                if cancel.is_set():
-                    return False
-                raise_failure(query)
-            finally:
-                stop_query(query)
+            with contextlib.suppress(StreamingQueryException):  # `raise_failure` raises it in order
+                while not query.awaitTermination(_LOOK) and not cancel.is_set():
+                    pass
+            if cancel.is_set():
+                return False
+            raise_failure(query)
             if location.last_committed() != plan.batch:
                 raise CheckpointFailure(f"Batch {plan.batch} was laid out for a replay and did not run.")
             progress(plan.batch)

@@ -35,7 +35,7 @@ from dagster_ckpt.spark.query.state_backend import (
     known_providers,
     unload_state,
 )
-from dagster_ckpt.spark.query.tasks import await_tasks, flag_of_end, stop_query
+from dagster_ckpt.spark.query.tasks import await_tasks, end_query, flag_of_end, refuse_running_tasks, stop_query
 from dagster_ckpt.spark.query.time_zone import TIME_ZONE_CONF, time_zone_of
 from dagster_ckpt.spark.query.trial_run import try_query
 from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, qualified, with_options
@@ -52,6 +52,7 @@ __all__ = [
     "check_state_backend",
     "check_state_format",
     "driver_jvm_pid",
+    "end_query",
     "failed_in_batch",
     "failure_of",
     "find_programs",
@@ -73,6 +74,7 @@ __all__ = [
     "plan_of",
     "qualified",
     "recorded_kind",
+    "refuse_running_tasks",
     "sources_of",
     "start_jvm",
     "start_session",

@@ -4,7 +4,8 @@ Spark's ``stop()`` interrupts the query once. An interrupt that comes while a ba
 job's own function catches, may be lost, and then the batch runs to its end, however long that takes.
 
 Spark's ``stop()`` waits for the query, but not for its tasks: they are told to end, and may write for a moment longer.
-In the same JVM they could still write during the next start, after the sink was rolled back.
+In the same JVM they could still write during the next start, after the sink was rolled back. So a start of the job in
+this process waits for the tasks of the queries before it, and fails while one of them still runs.
 
 Spark reports running tasks by events, which arrive late: under load, a task that has just begun is not yet known. So
 each look first waits for all events, and two looks in a row must find no task.
@@ -18,12 +19,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.errors import QueryFailed
+
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["STOP_TIMEOUT_CONF", "await_tasks", "flag_of_end", "stop_query"]
+__all__ = ["STOP_TIMEOUT_CONF", "await_tasks", "end_query", "flag_of_end", "refuse_running_tasks", "stop_query"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +41,11 @@ _LOOKS = 2
 #: Milliseconds that Spark has to deliver its pending events.
 _DELIVERY = 5_000
 _TIMEOUT = "java.util.concurrent.TimeoutException"
+#: Seconds to wait for the tasks of an ended query.
+_PATIENCE = 10.0
+
+#: Queries of this process that are to end, and may have tasks that still write: of which job, and of which Spark.
+_ending: dict[StreamingQuery, tuple[str, SparkContext]] = {}
 
 
 def flag_of_end(query: StreamingQuery) -> threading.Event:
@@ -75,7 +83,45 @@ def stop_query(query: StreamingQuery) -> None:
             _log.warning("Query %s was told to stop and still runs its batch; it is interrupted again.", query.runId)
 
 
-def await_tasks(spark: SparkSession, group: str, patience: float = 10.0) -> bool:
+def end_query(spark: SparkSession, job: str, query: StreamingQuery) -> None:
+    """Stop a query and wait for its tasks; those that go on keep later starts of the job in this process waiting.
+
+    Args:
+        spark: any session of the same Spark.
+        job: tells the job from all others.
+        query: the query.
+
+    Raises:
+        QueryFailed: as :func:`refuse_running_tasks`.
+    """
+    _ending[query] = job, spark.sparkContext
+    refuse_running_tasks(spark, job)
+
+
+def refuse_running_tasks(spark: SparkSession, job: str) -> None:
+    """Wait until no task runs of the queries of a job that have ended in this process.
+
+    Args:
+        spark: any session of the Spark that is to run the job; the tasks of another Spark have ended with it.
+        job: tells the job from all others.
+
+    Raises:
+        QueryFailed: a task still runs after some time.
+    """
+    for query, (of, context) in list(_ending.items()):
+        if of != job:
+            continue
+        if context is spark.sparkContext:
+            stop_query(query)
+            if not await_tasks(spark, str(query.runId), _PATIENCE):
+                raise QueryFailed(
+                    f"Tasks of an earlier query of job {job} have not ended, and may still write.",
+                    hint="The next start waits for them again. If they never end, end the process of the driver.",
+                )
+        _ending.pop(query, None)
+
+
+def await_tasks(spark: SparkSession, group: str, patience: float = _PATIENCE) -> bool:
     """Wait until no task of an ended query runs; ``False`` when that took too long.
 
     Args:

@@ -61,7 +61,7 @@ from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.jvm import as_loss, let_go_of_lost_jvm, refuse_lost, start_beside
 from dagster_ckpt.spark.live import probe_working_directory, refuse_impossible
 from dagster_ckpt.spark.metrics import measured
-from dagster_ckpt.spark.query import driver_jvm_pid
+from dagster_ckpt.spark.query import driver_jvm_pid, refuse_running_tasks
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.run.chosen import Prepared
 from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
@@ -125,8 +125,7 @@ class StreamingRun:
         submission: Submission | None = None,
         after: int | None = None,
     ) -> None:
-        self._worker = worker
-        self._job = job
+        self._worker, self._job = worker, job
         if _RUN_ID.fullmatch(run_id) is None:
             raise InvalidConfiguration(
                 f"{run_id[:80]!r} cannot be the id of a run: it becomes part of the names of records.",
@@ -311,6 +310,7 @@ class StreamingRun:
         let_go_of_lost_jvm()
         self._spark = self._job.session()
         refuse_lost(self._spark, self._job.name)
+        refuse_running_tasks(self._spark, self._job.url)
         release_of(self._spark.version)  # another release may mean something else by its files
         self._emit(SparkStarted(self._clock.monotonic() - began, self._spark.sparkContext.uiWebUrl))
         return self._spark

@@ -40,13 +40,12 @@ from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.jvm import loss_of, lost_driver
 from dagster_ckpt.spark.query import (
-    await_tasks,
+    end_query,
     failure_of,
     flag_of_end,
     has_run,
     keeps_its_input,
     known_providers,
-    stop_query,
     time_zone_of,
     with_options,
 )
@@ -118,6 +117,8 @@ class RunningQuery:
         self._tracer = tracer
         #: The run ids that Spark gave the query in this start: one for each replayed batch, then one for the rest.
         self._runs: set[str] = set()
+        #: The newest of them, until it is stopped.
+        self._query: StreamingQuery | None = None
 
     def run(self, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until the query ends; ``None`` when it was canceled.
@@ -161,12 +162,9 @@ class RunningQuery:
             self._begun(query)
             if len(prepared.replay) < 2:
                 self._emit(prepared.started)
-            try:
-                return self._watch(query, archiver, cancel)
-            except BaseException:
-                self._stop(query)
-                raise
+            return self._watch(query, archiver, cancel)
         finally:
+            self._stop()
             archiver.close()
             prepared.inputs.close()
 
@@ -200,6 +198,7 @@ class RunningQuery:
         return done
 
     def _begun(self, query: StreamingQuery) -> None:
+        self._query = query
         self._runs.add(str(query.runId))
         self._prepared.live.mark_begun()
 
@@ -262,7 +261,7 @@ class RunningQuery:
                         savepoints.finish()
                         return Ended("the query ended", savepoints.job_ended)
                 if savepoints.stop_asked:
-                    self._stop(query)
+                    self._stop()
                     report = self._tracer.report(query)
                     source.look_again()
                     _finish_stopped(coordinator, savepoints)
@@ -277,7 +276,7 @@ class RunningQuery:
                 if over.wait(pause):  # a cancellation waits no longer than this
                     over.clear()
                     looked = float("-inf")
-            self._stop(query)
+            self._stop()
         finally:
             coordinator.abandon()
             savepoints.abandon()
@@ -333,13 +332,14 @@ class RunningQuery:
                 raise lost_driver(self._job.name, lost) from error
             raise failure_of(error, self._job.name, self._prepared.restored) from error
 
-    def _stop(self, query: StreamingQuery) -> None:
-        """Stop the query, if running, and wait for its tasks, because the next start may use the same JVM."""
-        try:
-            stop_query(query)
-            await_tasks(self._spark, str(query.runId))
-        except Exception as error:
-            _log.info("The query did not stop in order: %s", error)
+    def _stop(self) -> None:
+        """Stop the newest query, if running, and wait for its tasks, because the next start may use the same JVM."""
+        query, self._query = self._query, None
+        if query is not None:
+            try:
+                end_query(self._spark, self._job.url, query)
+            except Exception as error:
+                _log.info("The query did not stop in order: %s", error)
 
     def _raise_failure(self, query: StreamingQuery) -> None:
         error = self._in_jvm(query.exception)

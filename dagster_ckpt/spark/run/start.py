@@ -316,7 +316,7 @@ class Start:
         store.know(self._live.copied_from())
         self._sweep(store)
         if store.broken:
-            self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
+            self._emit(CheckpointsUnreadable(store.broken, self._job.url))
         return store
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
