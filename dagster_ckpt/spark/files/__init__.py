@@ -30,7 +30,6 @@ from dagster_ckpt.spark.files.log_entries import (
     parse_query_id,
 )
 from dagster_ckpt.spark.files.prepare import prepare_location, prepare_new_location
-from dagster_ckpt.spark.files.state_schemas import key_names
 
 __all__ = [
     "COMPACT",
@@ -48,7 +47,6 @@ __all__ = [
     "decoded",
     "is_file_entry",
     "is_state_data",
-    "key_names",
     "log_files",
     "log_id",
     "parse_commit",

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import (
-    CheckpointCatalog,
-    CheckpointMetadata,
-    Newest,
-    Operator,
-    PlannedBatch,
-    job_names,
-    materialize_checkpoint,
-)
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch, job_names
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
-from dagster_ckpt.shown_text import first_line
-from dagster_ckpt.spark.files import key_names
-from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
 from dagster_ckpt.spark.preflight.named_sources import another_naming, have_names, named_sources_finding
@@ -37,12 +22,10 @@ from dagster_ckpt.spark.query import (
     listed_sources,
     recorded_kind,
     sources_of,
-    state_keys,
     stateful_kinds,
 )
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
-from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -55,18 +38,9 @@ __all__ = [
     "removed_finding",
     "sources_finding",
     "state_finding",
-    "state_keys_finding",
 ]
 
 _MOST_NAMED = 20
-#: Names that Spark makes: of a computed key, and of a column without a name. Releases may make others.
-_MADE_BY_SPARK = re.compile(r"_groupingexpression|.*[(#]", re.IGNORECASE | re.DOTALL)
-#: Kinds whose keys have no order of the user's.
-_UNORDERED = frozenset({StatefulKind.DEDUPE, StatefulKind.DEDUPE_WITHIN_WATERMARK})
-#: Where a store that is the only one of its operator has its schema.
-_SCHEMA = re.compile(r"checkpoint/state/[^/]+/0/_metadata/schema")
-_Keys: TypeAlias = tuple[Operator, StatefulKind, tuple[str, ...]]
-_SESSIONS = "sessionWindowStateStoreSaveExec"
 
 
 def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) -> Finding:
@@ -145,77 +119,6 @@ def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataS
         why = f"It has {_told(now)}, and the checkpoint {_told(was)}."
         return Finding.of_error(check, another_query(job_name, restored, why))
     return Finding.fine(check, f"{_told(was)}; their state schemas are checked by Spark.")
-
-
-def state_keys_finding(
-    origin: CheckpointCatalog, restored: CheckpointMetadata, writer: DataStreamWriter, unpacked: Path
-) -> Finding:
-    """Whether the query keeps its state by columns of the names that the checkpoint's state has.
-
-    Spark compares the types of keys and not their names: grouped by another column of the same type, the query would
-    go on with the state of the first. Names that Spark makes are left out, and so is what Spark refuses itself.
-
-    Args:
-        origin: the checkpoints of the job that took it.
-        restored: the checkpoint.
-        writer: the query.
-        unpacked: the directory of the checkpoint's checkpointLocation.
-    """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
-
-    check = "state keys"
-    try:
-        with _schemas(origin, restored, unpacked) as location:
-            recorded = [keys for each in restored.facts.operators if (keys := _keys(each, location)) is not None]
-        query = state_keys(writer) if recorded else []
-    except (CheckpointError, Py4JError) as error:
-        return Finding.fine(check, f"not checked: {first_line(error)}")
-    for operator, kind, names in recorded:
-        now = [keys for other, keys in query if other is kind and len(keys) == len(names)]
-        if now and not any(_may_be(names, keys, is_ordered=kind not in _UNORDERED) for keys in now):
-            return Finding(
-                check,
-                Verdict.WITH_LOSS,
-                f"operator {operator.id} ({operator.name}) has its state by {', '.join(names)}, and the query keeps "
-                f"such state by {' and by '.join(', '.join(keys) for keys in now)}: Spark would take the one for the "
-                "other, because it compares types only.",
-                "Run the query as it was, or start from nothing into an empty sink with restore_from: none; or, if it "
-                "is the same column under another name, accept that.",
-            )
-    return Finding.fine(check, "as in the checkpoint, where they have names.")
-
-
-@contextmanager
-def _schemas(origin: CheckpointCatalog, restored: CheckpointMetadata, unpacked: Path) -> Iterator[Path]:
-    """A checkpointLocation with the schemas of the state, which is not unpacked here if its storage copies it."""
-    schemas = [file for file in restored.files if _SCHEMA.fullmatch(file.path)]
-    elsewhere = tuple(file for file in schemas if not (unpacked.parent / file.path).exists())
-    if not elsewhere:
-        yield unpacked
-        return
-    with TemporaryDirectory(prefix="dagster-ckpt-schemas-") as scratch:
-        target = Path(scratch, "files")
-        materialize_checkpoint(origin, replace(restored, files=elsewhere), target)
-        yield target / LOCATION
-
-
-def _keys(operator: Operator, location: Path) -> _Keys | None:
-    """The names of an operator's keys, ``None`` if its stores have no schema of this form."""
-    schema, kind = location / "state" / operator.id / "0" / "_metadata" / "schema", recorded_kind(operator.name)
-    if kind is None or not schema.is_file():
-        return None
-    with believed(f"The schema of the state of operator {operator.id}", "Restore another checkpoint."):
-        names = key_names(schema.read_bytes())
-    return operator, kind, names[:-1] if operator.name == _SESSIONS else names  # the last is the session's beginning
-
-
-def _may_be(was: Sequence[str], now: Sequence[str], *, is_ordered: bool) -> bool:
-    """Whether keys may be the same; Spark takes upper and lower case for one, unless it is told otherwise."""
-    made_by_spark = [_MADE_BY_SPARK.match(name) is not None for name in (*was, *now)]
-    if not is_ordered:
-        return any(made_by_spark) or sorted(map(str.lower, was)) == sorted(map(str.lower, now))
-    pairs = zip(was, now, made_by_spark, made_by_spark[len(was) :], strict=False)
-    return all(one.lower() == other.lower() or made or also for one, other, made, also in pairs)
 
 
 def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, directory: Path) -> Finding:

@@ -37,7 +37,6 @@ from dagster_ckpt.spark.preflight.query_checks import (
     removed_finding,
     sources_finding,
     state_finding,
-    state_keys_finding,
 )
 from dagster_ckpt.spark.preflight.source_directories import directories_finding
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
@@ -212,7 +211,6 @@ def _checked(
         *(_rescaled(start, restored, known) or [partitions_finding(job.partitions, restored)]),
         sources_finding(job.name, restored, start.writer, [plan for plan in plans if plan.batch in again]),
         operators_finding(job.name, restored, start.writer),
-        state_keys_finding(start.origin, restored, start.writer, start.location),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
         directories_finding(job.name, restored, start.writer, start.location),

@@ -13,7 +13,6 @@ from dagster_ckpt.spark.query.logical_plan import (
     plan_nodes,
     recorded_kind,
     sources_of,
-    state_keys,
     stateful_kinds,
 )
 from dagster_ckpt.spark.query.session import (
@@ -78,7 +77,6 @@ __all__ = [
     "sources_of",
     "start_jvm",
     "start_session",
-    "state_keys",
     "stateful_kinds",
     "stop_query",
     "streaming_session",

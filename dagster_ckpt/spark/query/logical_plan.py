@@ -27,7 +27,6 @@ __all__ = [
     "plan_nodes",
     "recorded_kind",
     "sources_of",
-    "state_keys",
     "stateful_kinds",
 ]
 
@@ -80,15 +79,6 @@ _PLANNED = {
     "TransformWithStateInPandas": StatefulKind.TRANSFORM_WITH_STATE,
     "TransformWithStateInPySpark": StatefulKind.TRANSFORM_WITH_STATE,
 }
-#: Where an operator of a plan has the columns by which it keeps state.
-_KEYS = {
-    StatefulKind.AGGREGATION: "groupingExpressions",
-    StatefulKind.DEDUPE: "keys",
-    StatefulKind.DEDUPE_WITHIN_WATERMARK: "keys",
-    StatefulKind.GROUPS_WITH_STATE: "groupingAttributes",
-}
-#: What Spark notes at the column of a session, which is no key of the state.
-_SESSION = "spark.sessionWindow"
 #: By the operator's name in a checkpoint.
 _RECORDED = {
     "applyInPandasWithState": StatefulKind.GROUPS_WITH_STATE,
@@ -247,26 +237,13 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     java_writer(writer)
-    return Counter(kind for kind, _ in _stateful(_analyzed(writer)))
-
-
-def state_keys(writer: DataStreamWriter) -> list[tuple[StatefulKind, tuple[str, ...]]]:
-    """The names of the columns by which operators of a query keep state, as Spark will name them in the state's schema.
-
-    Operators of other kinds are left out: a join names its keys by numbers.
-
-    Raises:
-        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
-        Py4JError: Spark does not tell.
-    """
-    java_writer(writer)
-    # Spark's optimizer gives names to keys that are computed, and takes some keys out.
-    state = writer._spark._jsparkSession.sessionState()  # noqa: SLF001 - PySpark's writer has no getter for it
-    found = []
-    for kind, node in _stateful(state.optimizer().execute(_analyzed(writer))):
-        if kind in _KEYS:
-            columns = _sequence(getattr(node, _KEYS[kind])())
-            found.append((kind, tuple(str(each.name()) for each in columns if not each.metadata().contains(_SESSION))))
+    found: Counter[StatefulKind] = Counter()
+    for node in _operators(_analyzed(writer)):
+        kind = _PLANNED.get(str(node.nodeName()))
+        # A join with a table keeps no state. Other operators may read a table for their initial state.
+        streams = sum(bool(child.isStreaming()) for child in _children(node))
+        if kind is not None and streams >= (2 if kind is StatefulKind.JOIN else 1):
+            found[kind] += 1
     return found
 
 
@@ -305,7 +282,9 @@ def _listed(number: int, relation: Any) -> QuerySource:
 
 def _dict(options: Any) -> dict[str, str]:
     """A map of Scala's."""
-    return {str(pair._1()): str(pair._2()) for pair in _sequence(options.toSeq())}  # noqa: SLF001 - so Scala names what a pair has
+    every = options.toSeq()
+    pairs = [every.apply(at) for at in range(every.size())]
+    return {str(pair._1()): str(pair._2()) for pair in pairs}  # noqa: SLF001 - so Scala names what a pair has
 
 
 def _analyzed(writer: DataStreamWriter) -> Any:
@@ -313,22 +292,8 @@ def _analyzed(writer: DataStreamWriter) -> Any:
 
 
 def _children(operator: Any) -> list[Any]:
-    return _sequence(operator.children())
-
-
-def _sequence(every: Any) -> list[Any]:
-    """A sequence of Scala's."""
-    return [every.apply(number) for number in range(every.size())]
-
-
-def _stateful(plan: Any) -> Iterator[tuple[StatefulKind, Any]]:
-    """The operators that keep state."""
-    for node in _operators(plan):
-        kind = _PLANNED.get(str(node.nodeName()))
-        # A join with a table keeps no state. Other operators may read a table for their initial state.
-        streams = sum(bool(child.isStreaming()) for child in _children(node))
-        if kind is not None and streams >= (2 if kind is StatefulKind.JOIN else 1):
-            yield kind, node
+    children = operator.children()
+    return [children.apply(number) for number in range(children.size())]
 
 
 def _operators(operator: Any) -> Iterator[Any]:

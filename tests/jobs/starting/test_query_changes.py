@@ -61,15 +61,6 @@ def _another_key(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return bench.write(_counted(bench.read(session), "CAST(k AS STRING)").select("id", "v"))
 
 
-def _another_column(bench: Bench, session: SparkSession) -> DataStreamWriter:
-    """By ``v`` in the place of ``k``, which has the same type."""
-    return bench.write(_counted(bench.read(session), "v").select("id", "v"))
-
-
-def _the_column_in_capitals(bench: Bench, session: SparkSession) -> DataStreamWriter:
-    return bench.write(_counted(bench.read(session), "K").select("id", "v"))
-
-
 def _another_source(bench: Bench, session: SparkSession) -> DataStreamWriter:
     more = session.readStream.format("rate").load().selectExpr("CAST(value AS INT) id", "0 k", "timestamp ts", "0 v")
     return bench.write(_counted(bench.read(session).unionByName(more)).select("id", "v"))
@@ -168,19 +159,6 @@ def _read_without_checkpoint(bench: Bench) -> None:
     assert launch.result().status is JobStatus.CANCELED
     shutil.rmtree(location.path)
     bench.until_done = True
-
-
-def test_state_by_another_column_of_the_same_type_is_refused_without_consent(counts: Bench) -> None:
-    counts.land(1)
-    another = counts.job(query=_another_column)
-    refusal = counts.refused(RestoreWithLoss, another)
-    told = "operator 0 (stateStoreSave) has its state by window, k, and the query keeps such state by window, v: Spark"
-    assert told in refusal.message
-    assert "allow_loss: true" in refusal.hint
-    counts.tick(0, counts.job(query=_the_column_in_capitals))
-    (taken,) = counts.tick(1, another, allow_loss=True).completed
-    assert told in taken.facts.accepted_loss[0]
-    counts.tick(1, another)  # it was accepted for the lineage
 
 
 def test_a_changed_projection_is_not_another_query(counts: Bench) -> None:
