@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dagster_ckpt.errors import CorruptRecord
 
-__all__ = ["Clock", "Pause", "SystemClock", "iso", "milliseconds", "seconds_of"]
+__all__ = ["Clock", "Pause", "SystemClock", "iso", "milliseconds", "seconds_of", "slept"]
 
 
 class Clock(Protocol):
@@ -18,11 +18,11 @@ class Clock(Protocol):
         """Seconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back, and goes on while the machine sleeps."""
+        """Seconds on a clock that never goes back, and stands still while the machine sleeps."""
 
 
-#: A lease runs out while its holder's machine is suspended, as the others see; Linux's CLOCK_MONOTONIC, which is also
-#: Python's, stands still then. Where there is no CLOCK_BOOTTIME, CLOCK_MONOTONIC goes on.
+#: The clock that goes on while the machine sleeps. Where there is no CLOCK_BOOTTIME, CLOCK_MONOTONIC goes on, and the
+#: clock of Python stands still.
 _SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -33,7 +33,16 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.clock_gettime(_SLEEPLESS)
+        return time.monotonic()
+
+
+def slept() -> float:
+    """Seconds for which this machine has been suspended since it booted.
+
+    What others see of a run goes on meanwhile: the run's lease runs out. What this machine sees of others does not:
+    nobody here has looked.
+    """
+    return max(time.clock_gettime(_SLEEPLESS) - time.monotonic(), 0.0)
 
 
 class Pause:

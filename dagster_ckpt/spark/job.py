@@ -234,7 +234,7 @@ class RunResult:
         Raises:
             NotRestarted: the job has failed.
         """
-        if end.status not in {JobStatus.FINISHED.value, JobStatus.CANCELED.value}:
+        if end.status == JobStatus.FAILED.value:
             raise NotRestarted(
                 f"Job {job_name!r} ended {end.status}: {end.reason}.",
                 hint="Mend the cause, and run the job again: it goes on from its newest checkpoint.",

@@ -6,13 +6,15 @@ import time
 
 import pytest
 
-from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.clock import SystemClock, slept
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="here CLOCK_MONOTONIC goes on in a sleep")
-def test_it_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux has slept for an hour: its CLOCK_MONOTONIC, and Python's, did not notice."""
-    awake = time.monotonic()
-    clocks = {time.CLOCK_BOOTTIME: awake + 3600, time.CLOCK_MONOTONIC: awake}
-    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
-    assert SystemClock().monotonic() == awake + 3600
+def test_the_sleep_of_the_machine_is_known_and_no_interval_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux has slept for an hour: CLOCK_BOOTTIME alone went on."""
+    awake = SystemClock().monotonic()
+    before = slept()
+    boottime = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: boottime(which) + 3600 * (which == time.CLOCK_BOOTTIME))
+    assert slept() == pytest.approx(before + 3600, abs=60)
+    assert SystemClock().monotonic() == pytest.approx(awake, abs=60)

@@ -11,6 +11,7 @@ savepoint alone while the newest epoch has not recorded what the epoch begins wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ from dagster_ckpt.paths import is_same_place
 
 __all__ = ["SavepointHistory", "delete_surplus_savepoints", "kept_savepoint", "refuse_half_deleted"]
 
-#: How the reason of a history's pin begins.
-_HISTORY = "the history of the series "
+#: Seconds between the looks of a start at a savepoint that a history holds.
+_PAUSES = (0.5, 1.0, 2.0, 4.0)
 #: Of each savepoint so much is read, to tell whether it is sound.
 _MOST_FILES, _MOST_BYTES = 100, 16 << 20
 #: Seconds after which a name without a savepoint is left over: nobody is completing the savepoint any more.
@@ -150,12 +151,17 @@ def kept_savepoint(
         yield
 
 
-def refuse_half_deleted(catalog: CheckpointCatalog, savepoint: CheckpointMetadata) -> None:
+def refuse_half_deleted(
+    catalog: CheckpointCatalog, savepoint: CheckpointMetadata, wait: Callable[[float], object] = time.sleep
+) -> None:
     """Refuse a savepoint that a history is deleting. A start calls this after its claim, before it reads the data.
+
+    A history that has seen the claim lets go of the savepoint soon.
 
     Args:
         catalog: the job's checkpoints.
         savepoint: what the start was asked to begin with, a savepoint or a checkpoint of any job.
+        wait: sleeps for so many seconds.
 
     Raises:
         RestoreRefused: a history is deleting the savepoint.
@@ -163,9 +169,21 @@ def refuse_half_deleted(catalog: CheckpointCatalog, savepoint: CheckpointMetadat
     """
     if savepoint.job_name != catalog.job_name or savepoint.location is None:
         return
-    held = catalog.records.pins.held(Pin.alone(savepoint.job_id, savepoint.checkpoint_id, "", ""))
-    if held is not None and held.reason.startswith(_HISTORY):
-        raise _held(catalog, savepoint.reference, held)
+    for pause in (*_PAUSES, None):
+        held = catalog.records.pins.held(Pin.alone(savepoint.job_id, savepoint.checkpoint_id, "", ""))
+        if held is None or not _is_of_history(catalog, savepoint, held):
+            return
+        if pause is None:
+            raise _held(catalog, savepoint.reference, held)
+        wait(pause)
+
+
+def _is_of_history(catalog: CheckpointCatalog, savepoint: CheckpointMetadata, pin: Pin) -> bool:
+    """Whether a history holds this savepoint, and not another copy of the same state."""
+    return any(
+        pin.reason == _reason(named) and is_same_place(named.reference, savepoint.reference)
+        for named in catalog.records.taken_savepoints.all_named()
+    )
 
 
 def _held(catalog: CheckpointCatalog, reference: str, pin: Pin) -> RestoreRefused:
@@ -264,7 +282,7 @@ def _let_go(catalog: CheckpointCatalog, pin: Pin) -> None:
 
 
 def _reason(named: NamedSavepoint) -> str:
-    return f"{_HISTORY}{named.series} deletes {named.name}"
+    return f"the history of the series {named.series} deletes {named.name}"
 
 
 def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:
@@ -284,9 +302,13 @@ def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:
 
 
 def _is_starting(catalog: CheckpointCatalog) -> bool:
-    """Whether the newest epoch is claimed, and has not recorded what it begins with, nor its end."""
-    *_, newest = [set(), *catalog.records.epochs.names().values()]
-    return newest == {"claim"}
+    """Whether the newest epoch has not recorded what it begins with, and a start of the job goes on or will follow."""
+    epochs = catalog.records.epochs
+    epoch, kinds = max(epochs.names().items(), default=(0, {"choice"}))
+    if "choice" in kinds:
+        return False
+    end = epochs.read_end(epoch)
+    return end is None or not end.is_final
 
 
 def _needed(catalog: CheckpointCatalog) -> list[str]:

@@ -7,11 +7,10 @@ the last batch has read files and the path is no pattern.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError
@@ -54,7 +53,7 @@ def directories_finding(
     location = CheckpointLocation(unpacked)
     for source in sources:
         try:
-            file = _left(location, writer, source)
+            file = _left(location, restored.batch, writer, source)
             is_noticed = file is not None and _is_noticed(location, restored.batch, writer, source, file)
         except CheckpointError as error:
             return Finding.fine(CHECK, f"not checked: {error.message}")
@@ -74,15 +73,16 @@ def directories_finding(
     return Finding.fine(CHECK, "each file source reads where it did, as far as that is known.")
 
 
-def _left(location: CheckpointLocation, writer: DataStreamWriter, source: QuerySource) -> str | None:
+def _left(location: CheckpointLocation, batch: int, writer: DataStreamWriter, source: QuerySource) -> str | None:
     """A file that a source has read and would not find again, ``None`` if it would find any of its files."""
-    if not source.table or (source.option("fileNameOnly") or "").lower() == "true":
+    is_of_files = location.offsets(batch).file_source_offset(source.id) is not None
+    if not is_of_files or not source.table or (source.option("fileNameOnly") or "").lower() == "true":
         return None
     logged = _logged(location, f"sources/{source.id}")
     newest = next(logged, None)
-    if newest is None or not (patterns := _patterns(writer, source.table)):
+    if newest is None or (place := _place(writer, source.table)) is None:
         return None
-    if any(pattern.has(file) for file in chain([newest], logged) for pattern in patterns):
+    if any(_is_below(file, place) for file in chain([newest], logged)):
         return None
     return None if _is_output(writer, source.table) else newest
 
@@ -92,7 +92,9 @@ def _logged(location: CheckpointLocation, log: str) -> Iterator[str]:
     with believed(f"{log} in {location.shown}", "Restore another checkpoint."):
         names = [name for name in location.names(log) if log_id(name) is not None]
         for name in sorted(names, key=require_id, reverse=True):
-            for line in reversed(location.text(f"{log}/{name}").split("\n")[1:]):
+            _, _, left = location.text(f"{log}/{name}").partition("\n")
+            while left:  # an entry may be long, and its last line is mostly enough
+                left, _, line = left.rpartition("\n")
                 if line:
                     yield unescaped(str(parsed(line)["path"]))
 
@@ -109,44 +111,27 @@ def _is_noticed(
     return not split_location(file).path.startswith(below)  # as Spark compares: /in is above /input for it
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A path that a source reads.
+def _place(writer: DataStreamWriter, path: str) -> Location | None:
+    """The directory that a path begins with, before its first pattern; ``None`` where that may be anywhere.
 
-    Attributes:
-        authority: the bucket or the host, empty if the path does not say.
-        names: what matches the name of each directory.
+    Patterns are not compared: one that is made of today's date has other files each day.
     """
-
-    authority: str
-    names: Sequence[re.Pattern[str]]
-
-    def has(self, file: str) -> bool:
-        """Whether a file is the path, or lies anywhere below it, whatever the scheme of either."""
-        location = split_location(file)
-        names = _names(location)
-        is_there = not (self.authority and location.authority) or self.authority == location.authority
-        return (
-            is_there
-            and len(names) >= len(self.names)
-            and all(mine.fullmatch(name) for mine, name in zip(self.names, names, strict=False))
-        )
-
-
-def _patterns(writer: DataStreamWriter, path: str) -> list[_Pattern]:
-    """What a path stands for, as Hadoop reads it; empty for what only the file system knows."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    hadoop = writer._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]  # noqa: SLF001
+    fixed = "/".join(takewhile(lambda name: not _is_pattern(name), path.split("/")))
     try:
-        alternatives = [str(each) for each in hadoop.GlobExpander.expand(path)] if _is_pattern(path) else [path]
-        locations = [_absolute(writer, alternative) for alternative in alternatives]
-        return [
-            _Pattern(location.authority, [_name_pattern(hadoop, name) for name in _names(location)])
-            for location in locations
-        ]
-    except (CheckpointError, Py4JError, ValueError):
-        return []
+        return _absolute(writer, fixed) if fixed else None
+    except (CheckpointError, Py4JError, PySparkException, ValueError):
+        return None
+
+
+def _is_below(file: str, place: Location) -> bool:
+    """Whether a file is a directory's, at any depth, whatever the scheme of either."""
+    location = split_location(file)
+    is_there = not (place.authority and location.authority) or place.authority == location.authority
+    above = _names(place)
+    return is_there and _names(location)[: len(above)] == above
 
 
 def _absolute(writer: DataStreamWriter, path: str) -> Location:
@@ -161,11 +146,6 @@ def _absolute(writer: DataStreamWriter, path: str) -> Location:
     return location
 
 
-def _name_pattern(hadoop: Any, name: str) -> re.Pattern[str]:
-    pattern = str(hadoop.GlobPattern(name).compiled().pattern()) if _is_pattern(name) else re.escape(name)
-    return re.compile(pattern, re.DOTALL)
-
-
 def _is_pattern(path: str) -> bool:
     return _OF_PATTERNS.search(path) is not None
 
@@ -173,6 +153,7 @@ def _is_pattern(path: str) -> bool:
 def _is_output(writer: DataStreamWriter, path: str) -> bool:
     """Whether a directory is the output of a file sink, or cannot be looked at."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
     if _is_pattern(path):
         return False  # Spark looks for no log there
@@ -180,7 +161,7 @@ def _is_output(writer: DataStreamWriter, path: str) -> bool:
     try:
         log = session._jvm.org.apache.hadoop.fs.Path(path, _SINK_LOG)  # type: ignore[union-attr]  # noqa: SLF001
         return bool(log.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).exists(log))  # noqa: SLF001
-    except Py4JError:
+    except (Py4JError, PySparkException):
         return True
 
 

@@ -186,16 +186,20 @@ def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) ->
     """When the lineage began to fill this sink, if the lineage began from nothing and has no checkpoint yet.
 
     The sink was empty at that time, so all its data belongs to this lineage and is written again. The query may have
-    been given the sink later than at the first start of the lineage.
+    been given the sink later than at the first start of the lineage; then nobody knows that a sink was empty which does
+    not tell what it has.
     """
     if sink is None or target.metadata is not None or target.job_id is None:
         return None
-    epochs = catalog.records.epochs
+    epochs, is_first = catalog.records.epochs, True
     for epoch in sorted(epochs.names()):
         choice = epochs.read_choice(epoch)
-        if choice is None or (choice.job_id, choice.restored, choice.sink_kind) != (target.job_id, None, sink.kind):
+        if choice is None or (choice.job_id, choice.restored) != (target.job_id, None):
             continue
         claim = epochs.read_claim(epoch)
-        if claim is not None and choice.sink is not None and is_same_place(choice.sink, sink.path):
-            return seconds_of(claim.claimed_at)
+        is_this = choice.sink_kind == sink.kind and choice.sink is not None and is_same_place(choice.sink, sink.path)
+        if claim is not None and is_this:
+            is_known = is_first or sink.tells_data or not sink.can_roll_back
+            return seconds_of(claim.claimed_at) if is_known else None
+        is_first = False
     return None

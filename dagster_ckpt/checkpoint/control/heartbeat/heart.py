@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.heartbeat.heartbeat_file import HeartbeatFi
 from dagster_ckpt.checkpoint.format import LONGEST_REASON
 from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, mark_driver
-from dagster_ckpt.clock import Clock
+from dagster_ckpt.clock import Clock, slept
 from dagster_ckpt.errors import Fenced
 
 __all__ = ["Heart", "beating_here"]
@@ -72,8 +72,9 @@ class Heart:
         self._beat = Heartbeat(
             epoch, run_id, (ProcessIdentity.current(),), 0, clock.time(), uptime=began, lease=self.lease
         )
-        #: Until when this run may go on. Before its first beat, readers of release 0.1.0 judge by the default lease.
-        self._until = began + min(self.lease.own, UNSAID.own)
+        #: Until when this run may go on, by :meth:`_now`. Before its first beat, readers of release 0.1.0 judge by the
+        #: default lease.
+        self._until = began + slept() + min(self.lease.own, UNSAID.own)
         #: Until when each beat asks for a newer claim.
         self._asks_until = -inf
         #: Whether a newer run has taken the job over.
@@ -98,7 +99,7 @@ class Heart:
     def left(self) -> float:
         """Seconds for which this run may go on without another beat; 0 or less: others may have taken the job over."""
         with self._lock:
-            return 0.0 if self.is_fenced else self._until - self._clock.monotonic()
+            return 0.0 if self.is_fenced else self._until - self._now()
 
     def start(self) -> None:
         """Beat once, then at every interval."""
@@ -206,7 +207,7 @@ class Heart:
             beat.set_result(None)
 
     def _make(self, number: int) -> None:
-        asks = self._is_late() or self._clock.monotonic() < self._asks_until
+        asks = self._is_late() or self._now() < self._asks_until
         if asks and self._is_taken():
             return
         try:
@@ -220,6 +221,7 @@ class Heart:
         with self._lock:
             if self._written > number:
                 return
+            now = self._now()
             beat = self._beat = replace(
                 self._beat,
                 sequence=self._beat.sequence + 1,
@@ -236,7 +238,7 @@ class Heart:
             if self._is_late() and self._is_taken():
                 return
             with self._lock:
-                self._until = max(self._until, (beat.uptime or 0.0) + self.lease.own)
+                self._until = max(self._until, now + self.lease.own)
             self._tell()
             if beat.stopped:
                 self._let_go()
@@ -244,9 +246,13 @@ class Heart:
             if self._beat.stopped and not beat.stopped:
                 self._say_again()
 
+    def _now(self) -> float:
+        """Monotonic seconds in which the sleep of this machine counts: the others have waited meanwhile."""
+        return self._clock.monotonic() + slept()
+
     def _is_late(self) -> bool:
         """Whether another run may have claimed the job by now, because the storage has taken no beat in time."""
-        now = self._clock.monotonic()
+        now = self._now()
         if now <= self._until:
             return False
         self._asks_until = now + self.lease.timeout

@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     kept_savepoint,
     refuse_half_deleted,
 )
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, CodeVersion, End, Upgrade
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
@@ -358,7 +358,7 @@ class TestBesideARollback(_Series):
                 claim = job.claim(run_id())
                 with suppress(CheckpointNotFound, RestoreRefused):
                     savepoint = job.catalog.resolve(target)
-                    refuse_half_deleted(job.catalog, savepoint)
+                    refuse_half_deleted(job.catalog, savepoint, lambda seconds: None)
                     started.append((claim, savepoint))
 
             with line.then(start):
@@ -373,13 +373,28 @@ class TestBesideARollback(_Series):
         assert stayed + went > 1
         assert bool(stayed) == module.startswith("cleanup")
 
+    def test_a_start_that_failed_before_its_choice_and_a_copy_elsewhere(self, job: StoredJob, tmp_path: Path) -> None:
+        """The next start has the savepoint; a copy that somebody made is no business of the history."""
+        target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+        claim = job.claim(run_id())
+        job.catalog.records.epochs.record_end(claim.epoch, End(FAILING, "no JVM", discarded=False, ended_at=iso(NOW)))
+        assert self.delete(job) == []
+        savepoint = job.catalog.resolve(target)
+        pin = Pin.alone(savepoint.job_id, savepoint.checkpoint_id, "the history of the series nightly deletes n-1", "")
+        job.catalog.records.pins.add(pin)
+        with pytest.raises(RestoreRefused, match="deletes n-1"):
+            refuse_half_deleted(job.catalog, savepoint, lambda seconds: None)
+        shutil.copytree(target, tmp_path / "copy")
+        refuse_half_deleted(job.catalog, job.catalog.resolve(str(tmp_path / "copy")))
+        refuse_half_deleted(job.catalog, savepoint, lambda seconds: job.catalog.records.pins.remove(pin))
+
     def test_a_history_that_begins_while_a_start_is_at_work(self, tmp_path: Path) -> None:
         for line in at_every_line("cleanup/savepoint_history.py"):
             job = StoredJob(tmp_path / str(line.index) / "storage")
             target, _ = self.take(job, "n-1"), self.take(job, "n-2")
             claim, savepoint = job.claim(run_id()), job.catalog.resolve(target)
             with line.then(partial(self.delete, job)):
-                refuse_half_deleted(job.catalog, savepoint)
+                refuse_half_deleted(job.catalog, savepoint, lambda seconds: None)
             job.choose(claim, savepoint)
             assert self.delete(job) == []
             assert job.catalog.resolve(target) == savepoint, line.index

@@ -15,6 +15,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.heartbeat import Heart, Heartbeat, HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import heart as heart_module
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.seen import unchanged_for
@@ -329,6 +330,20 @@ class TestHeart:
         heart.add_process(os.getpid())
         heart.stop()
         assert file.read() == newer
+
+    def test_its_lease_runs_out_while_the_machine_sleeps_and_nobody_here_takes_it_for_dead(
+        self, file: HeartbeatFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heart = Heart(file, clock, epoch=1, run_id="run-a")
+        heart._make(1)
+        claim = Claim(1, "token", 1, "run-a", this_host(), 1, iso(clock.time()))
+        assert judged(file, claim, None, clock)[0] is None
+        assert heart.left > 0
+        monkeypatch.setattr(heart_module, "slept", lambda: 3600.0)
+        assert heart.left < 0
+        assert judged(file, claim, None, clock)[0] is None
+        heart._make(2)
+        assert heart.left > 0
 
     def test_a_storage_that_refuses_does_not_stop_it(self, memory: MemoryFileSystem, clock: ManualClock) -> None:
         disk = FaultInjectingFileSystem(memory, lambda _: Fail())
