@@ -480,7 +480,10 @@ def test_a_sink_that_is_renamed_before_the_first_checkpoint_goes_back_to_nothing
         def rollback_to(batch: int, _: Json) -> None:
             held[name] = [kept for kept in held[name] if kept[0] <= batch]
 
-        sink = ForeachBatchSink(name, write, rollback_to=rollback_to)
+        def newest_batch() -> int | None:
+            return max((batch for batch, _ in held[name]), default=None)
+
+        sink = ForeachBatchSink(name, write, rollback_to=rollback_to, newest_batch=newest_batch)
         return lambda bench, session: started(bench, sink_to(distinct(bench, session), sink))
 
     for name in held:

@@ -74,6 +74,7 @@ def test_who_cleans_up_after_a_dead_run_deletes_its_claimed_savepoint(ticked: Be
     ticked.tick(1, restore_from=savepoint.pointer, claim_mode=CLAIM)
     dead = ticked.catalog.records.epochs.read_claim(ticked.catalog.records.epochs.highest())
     assert dead is not None
+    next(ticked.storage.glob(f"**/e-*{dead.epoch}.end")).unlink()  # it died before
     config = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
     discarded = end_dead_epoch(ticked.catalog, dead, config, JobStatus.CANCELED, "it died", SystemClock())
     assert savepoint.pointer in {item.metadata.reference for item in discarded}

@@ -187,12 +187,12 @@ def test_a_file_source_that_reads_elsewhere_is_refused_without_consent(spark: Sp
     assert bench.in_raw_directory() == once
 
     shutil.copytree(bench.source, bench.root / "copy")
-    refusal = bench.refused(RestoreWithLoss, at("c*"))
-    assert f"source 0 reads {bench.root}/c*, where none of the files is that it has read" in refusal.message
+    refusal = bench.refused(RestoreWithLoss, at("copy/*"))
+    assert f"source 0 reads {bench.root}/copy/*, where none of the files is that it has read" in refusal.message
     assert "allow_loss: true" in refusal.hint
     assert "Wrong basePath" in bench.refused(QueryMismatch, at("copy")).message
 
-    (taken,) = bench.tick(0, at("c*"), allow_loss=True).completed
+    (taken,) = bench.tick(0, at("copy/*"), allow_loss=True).completed
     assert "source directories: source 0 reads" in taken.facts.accepted_loss[0]
-    bench.tick(0, at("c*"))
+    bench.tick(0, at("copy/*"))
     assert bench.in_raw_directory() == once + once
