@@ -64,6 +64,11 @@ _EDGES = """() => {
 }"""
 
 
+def _name(node: str) -> str:
+    """The asset of a node, by its text: above the name is only that the asset is older than what it is made of."""
+    return next((line for text in node.split("\n") if (line := text.strip()) and not line.startswith("Unsynced")), "")
+
+
 #: Whether an element shows a text in a colour whose red is much stronger than its green and blue.
 _IS_RED = """([within, text]) => [...document.querySelectorAll(within)]
   .flatMap(root => [root, ...root.querySelectorAll('*')])
@@ -114,9 +119,9 @@ class DagsterUI:
         self.page.locator("path[marker-end]").first.wait_for(state="attached")
 
     def edges(self) -> set[Edge]:
-        """The edges of the asset graph that is shown, by the first words of the nodes."""
+        """The edges of the asset graph that is shown, by the names of the nodes."""
         found = self.page.evaluate(_EDGES)
-        return {(source.split("\n")[0].strip(), target.split("\n")[0].strip()) for source, target in found}
+        return {(_name(source), _name(target)) for source, target in found}
 
     def checkpoints(self, asset: str) -> None:
         """The overview of ``<asset>_checkpoints``: the newest checkpoint's metadata as a table."""
