@@ -223,6 +223,7 @@ def test_a_start_that_had_no_batch_goes_on_without_the_old_log(bench: Bench) -> 
     assert seen(bench) == bench.expected() + others
 
 
+@pytest.mark.exhaustive
 def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
     """Recreated; and with the marks of a newer epoch, because the job's storage was emptied."""
     kept = table.root / "kept"
@@ -239,6 +240,7 @@ def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
     assert "claimed by epoch 2" in table.refused(SinkMismatch).message
 
 
+@pytest.mark.exhaustive
 def test_a_table_that_takes_no_rows_back_or_forgets_its_writer_is_refused(bench: Bench) -> None:
     bench.query = to_delta
     sql(bench, "CREATE TABLE {table} (id INT, v INT) USING delta")
@@ -270,6 +272,7 @@ def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Pa
     assert seen(fork) == Counter({**(table.expected() - before), (-1, -10): 1})
 
 
+@pytest.mark.exhaustive
 def test_the_history_tells_who_wrote_what(table: Bench) -> None:
     told = [row["userMetadata"] for row in sql(table, "DESCRIBE HISTORY {table}") if row["userMetadata"]]
     assert json.loads(told[0]) == {"job": "tiny", "epoch": 2, "batch": 1}

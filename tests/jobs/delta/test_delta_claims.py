@@ -65,6 +65,7 @@ def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame,
     assert seen(bench) == Counter({(n, 10 * n): 2 for n in range(3)})
 
 
+@pytest.mark.exhaustive
 def test_a_claim_is_no_data(bench: Bench, rows: DataFrame) -> None:
     rows.write.format("delta").save(str(bench.sink))
     a_claim_is_no_data(bench, rows, starts_of(bench, rows))
@@ -111,6 +112,7 @@ def jobs_of(bench: Bench, work: Callable[[], object]) -> int:
     return len(context.statusTracker().getJobIdsForGroup(group))
 
 
+@pytest.mark.exhaustive
 def test_a_batch_has_spark_put_no_log_together(bench: Bench, rows: DataFrame) -> None:
     """Delta's own writer does so for each batch, to find the newest mark."""
     sink = starts_of(bench, rows).begun(1)
@@ -144,6 +146,7 @@ def test_an_older_copy_of_the_table_is_not_written_to(bench: Bench, rows: DataFr
     assert written(bench) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_claimed", [False, True], ids=["of others alone", "and a claim"])
 def test_where_others_have_written_much_delta_tells_the_newest_mark(
     bench: Bench, rows: DataFrame, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
@@ -164,6 +167,7 @@ def test_where_others_have_written_much_delta_tells_the_newest_mark(
     assert written(bench) == 4 * 3
 
 
+@pytest.mark.exhaustive
 def test_options_are_taken_as_by_sparks_writer(bench: Bench, rows: DataFrame) -> None:
     options = {"mergeSchema": True, "USERMETADATA": "mine", "maxRecordsPerFile": 2, "replaceWhere": None}
     directory = bench.root / "own"
@@ -287,6 +291,7 @@ def test_a_claim_is_not_taken_for_a_batch(bench: Bench, rows: DataFrame) -> None
         one.write_batch(rows, 1)
 
 
+@pytest.mark.exhaustive
 def test_a_position_of_an_earlier_release_can_be_restored(bench: Bench, rows: DataFrame) -> None:
     """It does not tell the newest mark."""
     starts = starts_of(bench, rows)

@@ -63,6 +63,7 @@ def created(bench: Bench, columns: str = "id INT, v INT", then: str = "", **prop
     sql(bench, f"CREATE TABLE {{table}} ({columns}) USING delta {then} {f'{_PROPERTIES} ({told})' if told else ''}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("columns", "constraint", "wrong", "said"),
     [
@@ -146,6 +147,7 @@ def nothing_more(bench: Bench) -> None:
 _MAPPED = {"columnMapping.mode": "name", "minReaderVersion": "2", "minWriterVersion": "5"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("columns", "then", "properties", "holds"),
     [
@@ -243,6 +245,7 @@ def test_a_table_keeps_its_feature_through_rollbacks(
     holds(bench)
 
 
+@pytest.mark.exhaustive
 @_LONG
 def test_types_that_the_table_may_widen_are_widened(bench: Bench) -> None:
     created(bench, enableTypeWidening="true")
@@ -296,6 +299,7 @@ def test_a_table_whose_commits_a_catalog_coordinates_is_refused(bench: Bench) ->
     assert version(bench) == 0
 
 
+@pytest.mark.exhaustive
 def test_the_next_commit_of_each_writer_is_under_the_lock_of_all(bench: Bench) -> None:
     """A start has Delta forget its own object of the table, by which the others take turns."""
     created(bench)

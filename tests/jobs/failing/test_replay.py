@@ -87,6 +87,7 @@ def test_a_sink_that_replaces_by_batch_sees_every_batch_again_with_the_same_rows
     assert in_batches(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(bench: Bench) -> None:
     """It cannot go back, and other rows under the same numbers would take the place of what it has."""
     bench.query = replaced

@@ -123,6 +123,7 @@ def test_rows_that_others_append_stay(table: Bench) -> None:
     assert "the file cannot come back alone" in refusal.message
 
 
+@pytest.mark.exhaustive
 def test_a_column_that_others_add_while_the_job_runs(table: Bench) -> None:
     """And drop again, so that the table has an earlier schema. Each batch fits the schema of its time."""
     table.until_done = False
@@ -141,6 +142,7 @@ def test_a_column_that_others_add_while_the_job_runs(table: Bench) -> None:
     assert seen(table) == table.expected()
 
 
+@pytest.mark.exhaustive
 def test_files_that_were_staged_before_a_change_of_the_table_are_added_after_it(table: Bench) -> None:
     """A batch is staged for what was known of the table, and committed to what the table is then."""
     written = IcebergTable(table.spark, table_of(table))
@@ -155,6 +157,7 @@ def test_files_that_were_staged_before_a_change_of_the_table_are_added_after_it(
     assert sql(table, "SELECT id, w FROM {table} WHERE id < 0") == [(-1, -10)]
 
 
+@pytest.mark.exhaustive
 def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:
     run_without_checkpoint(table, 1)
     call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
@@ -201,6 +204,7 @@ def _operation(bench: Bench, snapshot: int) -> str:
     return str(found.summary.operation.value)
 
 
+@pytest.mark.exhaustive
 def test_the_rollback_of_another_job_in_the_table(table: Bench, tmp_path: Path) -> None:
     """Both jobs die with batches in the table, and each of them takes back its own."""
     other = Bench(table.spark, tmp_path / "other", name="other")
@@ -296,6 +300,7 @@ def position(metadata: CheckpointMetadata) -> Any:
     return metadata.sink["snapshot"]
 
 
+@pytest.mark.exhaustive
 def test_the_branch_that_keeps_snapshots_is_switched_off(table: Bench) -> None:
     assert "dagster_ckpt_tiny" in current(table.sink).refs()
     table.query = lambda bench, session: into(
@@ -308,6 +313,7 @@ def test_the_branch_that_keeps_snapshots_is_switched_off(table: Bench) -> None:
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
 
 
+@pytest.mark.exhaustive
 def test_a_batch_does_not_need_the_branch(table: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Here a tag has its name; a catalog may have no branches at all."""
     branches = opened(table).manageSnapshots()
@@ -318,6 +324,7 @@ def test_a_batch_does_not_need_the_branch(table: Bench, caplog: pytest.LogCaptur
     assert "keep_snapshots=False" in warning
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_writes_seldom(table: Bench) -> None:
     """Others compact the table and expire its snapshots, the job's own among them."""
     sql(table, "INSERT INTO {table} VALUES (-1, 0)")
@@ -333,6 +340,7 @@ def test_a_job_that_writes_seldom(table: Bench) -> None:
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
 
 
+@pytest.mark.exhaustive
 def test_the_newest_snapshot_is_kept_by_a_tag(table: Bench) -> None:
     """While those that others made after it have expired; unlike a table that somebody has set back."""
     newest = snapshots(table)[-1]
@@ -352,6 +360,7 @@ def test_the_newest_snapshot_is_kept_by_a_tag(table: Bench) -> None:
     assert "does not have snapshot" in table.refused(SinkMismatch).message
 
 
+@pytest.mark.exhaustive
 def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
     """In a table that was emptied after an earlier lineage, whose snapshots are not those of the new one."""
     sql(table, "DELETE FROM {table}")
@@ -375,6 +384,7 @@ def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
     assert seen(table) == table.expected() + theirs, "the new lineage has begun, and takes back what is its own"
 
 
+@pytest.mark.exhaustive
 def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
     """Recreated by another session, while the job's has cached the table; and claimed, as the storage was emptied."""
     other = table.spark.newSession()
@@ -402,6 +412,7 @@ def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
     assert "claimed by epoch 2" in table.refused(SinkMismatch).message
 
 
+@pytest.mark.exhaustive
 def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Path) -> None:
     """Its first run dies with a batch in the table; the rows that were there before stay."""
     fork = Bench(table.spark, tmp_path / "fork", name="fork")
@@ -421,6 +432,7 @@ def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Pa
     assert seen(fork) == Counter({**(table.expected() - before), (-1, -10): 1})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind",
     [
@@ -453,6 +465,7 @@ def test_other_kinds_of_tables(bench: Bench, kind: str) -> None:
         assert newest.current_snapshot().summary.additional_properties["team"] == "delays"
 
 
+@pytest.mark.exhaustive
 def test_the_catalog_is_asked_once_for_a_batch(table: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction that commits the batch has the newest metadata; each further look is a request to the catalog."""
     done: list[str] = []
@@ -474,6 +487,7 @@ def test_the_catalog_is_asked_once_for_a_batch(table: Bench, monkeypatch: pytest
     assert done == ["batch"]
 
 
+@pytest.mark.exhaustive
 def test_manifests_are_merged_when_the_table_says_so(table: Bench) -> None:
     """Each batch adds a manifest. Without a merge, to read the table and to commit to it would take ever longer."""
     sql(table, "ALTER TABLE {table} SET TBLPROPERTIES ('commit.manifest.min-count-to-merge' = '3')")
@@ -493,6 +507,7 @@ def _manifests(bench: Bench) -> int:
     return len(current(bench.sink).inspect.manifests())
 
 
+@pytest.mark.exhaustive
 def test_the_summary_tells_who_wrote_what(table: Bench) -> None:
     told = current(table.sink).current_snapshot().summary.additional_properties
     named = {name: value for name, value in told.items() if name.startswith("dagster_ckpt.")}
@@ -533,6 +548,7 @@ def test_a_session_that_publishes_later_is_refused(bench: Bench, setting: str) -
     assert seen(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
     bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
     assert "catalog spark_catalog, which is not one of Iceberg" in bench.refused(InvalidConfiguration).message

@@ -70,6 +70,7 @@ def test_rows_are_neither_lost_nor_doubled_while_a_jvm_outlives_its_python(tmp_p
     assert rows == landing.rows()
 
 
+@pytest.mark.exhaustive
 def test_a_jvm_does_not_outlive_its_python_by_more_than_a_lease(tmp_path: Path) -> None:
     land(tmp_path / "in", 0)
     with driving(_DRIVER, FILE, str(tmp_path), "rows", "lease=4") as driver:
