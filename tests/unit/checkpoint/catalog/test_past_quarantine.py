@@ -7,6 +7,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import newest as newest_module
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest, read_newest
+from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
@@ -18,9 +19,11 @@ LINEAGE = f"{1:032x}"
 
 
 def put_away(storage: FileSystem, *numbers: int) -> None:
+    """As the newest start does."""
+    epoch = Epochs(storage, JOB).highest()
     for number in numbers:
         name = f"{LINEAGE}/chk-{number}"
-        Quarantine(storage, JOB).add(Quarantined(name, f"File {number} is gone.", 1, "run", "host", "then"))
+        Quarantine(storage, JOB).add(Quarantined(name, f"File {number} is gone.", epoch, "run", "host", "then"))
 
 
 @pytest.fixture
