@@ -2,7 +2,7 @@
 
 A quarantined checkpoint is never chosen automatically, and neither retention nor cleanup counts or deletes it: the
 checkpoint is evidence, and perhaps can be mended. The names of the records tell which checkpoints are quarantined, so
-one listing is enough while there is none.
+one listing is enough while no checkpoint is quarantined.
 
 A start that was fenced may be late with its record. A newer start that has chosen the same checkpoint has verified that
 checkpoint since: the record does not count, and the next start removes it.
@@ -94,12 +94,12 @@ class Quarantine:
             self.lift(checkpoint)
 
     def names(self) -> frozenset[str]:
-        """The quarantined checkpoints, each as ``{job id}/chk-N``; one listing if there is none."""
+        """The quarantined checkpoints, each as ``{job id}/chk-N``; one listing while none is quarantined."""
         recorded = self._recorded()
         return recorded - {self._overruled(recorded)}
 
     def numbers(self, job_id: str) -> frozenset[int]:
-        """The ids of the quarantined checkpoints of one lineage; one listing if there is none."""
+        """The ids of the quarantined checkpoints of one lineage; one listing while none is quarantined."""
         own = (checkpoint for checkpoint in self.names() if checkpoint.startswith(f"{job_id}/"))
         return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
 

@@ -44,7 +44,6 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniYarn]:
             "User application exited with status 1",
             "`yarn logs -applicationId application_",
             id="driver",
-            marks=pytest.mark.exhaustive,
         ),
     ],
 )

@@ -72,9 +72,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_scaffolded_is_listed_and_loads(project: Path) -> None:
-    dg(project, "check", "defs")  # and its YAML
+    dg(project, "check", "defs")
     listed = json.loads(dg(project, "list", "defs", "--json"))
     assert "turnover_rollback" in json.dumps(listed)
+
+
+@pytest.mark.exhaustive
+def test_the_component_is_listed_and_its_yaml_is_valid(project: Path) -> None:
+    assert _TYPE in dg(project, "list", "components")
+    dg(project, "check", "yaml")
 
 
 @pytest.mark.parametrize(
