@@ -40,7 +40,8 @@ test-integration: compiled ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
-	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
+	@echo "Building fake-gcs-server, versitygw, Azurite and a class archive; the first time takes a few minutes."
+	@$(BIN)/python -m tests.servers.azurite
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
 	@$(BIN)/python -m tests.helpers.local_spark

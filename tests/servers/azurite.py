@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pytest
 from azure.storage.blob import BlobServiceClient
 
 from dagster_ckpt.filesystem import AzureBlobFileSystem
+from tests.servers.made_once import made_once
 
 VERSION = "3.35.0"
 ACCOUNT = "accountofmine"
@@ -23,30 +23,32 @@ KEY = base64.b64encode(b"key-of-mine").decode()
 _LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(\d+)")
 
 
-def install(directory: Path) -> Path:
-    """Install Azurite below ``directory``; returns the program."""
+def program() -> Path:
+    """The program, installed if it is not there."""
+    return made_once(f"azurite-{VERSION}", _install) / "node_modules" / ".bin" / "azurite-blob"
+
+
+def _install(directory: Path) -> Path:
     npm = shutil.which("npm")
-    if npm is None:
-        pytest.fail("npm is missing: tools/require-npm says how to install it.")
-    done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--prefix", str(directory), f"azurite@{VERSION}"],
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
+    assert npm is not None, "npm is missing; see tools/require-npm"
+    subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", "--prefix", str(directory / "azurite"), f"azurite@{VERSION}"],
+        check=True,
     )
-    if done.returncode:
-        pytest.fail(f"npm could not install azurite@{VERSION}:\n{done.stderr}")
-    return directory / "node_modules" / ".bin" / "azurite-blob"
+    return directory / "azurite"
 
 
 class Azurite:
-    """The server in a process of its own, which keeps everything in memory; a context manager."""
+    """The server in a process of its own, which keeps everything in memory; a context manager.
 
-    def __init__(self, program: Path, home: Path) -> None:
+    Args:
+        home: the directory that it runs in.
+    """
+
+    def __init__(self, home: Path) -> None:
         self._process = subprocess.Popen(
             [
-                str(program),
+                str(program()),
                 "--blobHost",
                 "127.0.0.1",
                 "--blobPort",
@@ -132,3 +134,7 @@ def options_at(host: str, key: str = KEY) -> dict[str, Any]:
 def container_of(azurite: Azurite, container: str, prefix: str = "base") -> AzureBlobFileSystem:
     """What a job sees of a container."""
     return AzureBlobFileSystem(container, prefix, azurite.options())
+
+
+if __name__ == "__main__":
+    program()

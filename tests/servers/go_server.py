@@ -1,16 +1,13 @@
 """Servers that other people wrote in Go, as the second opinion on ours.
 
-``go install`` builds each once into a cache directory of the user, and ``tools/require-go`` says what to do where Go is
-missing.
+``go install`` builds each once, and ``tools/require-go`` says what to do where Go is missing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from pathlib import Path
 
 import requests
 
+from tests.servers.made_once import made_once
 from tests.servers.ports import free_port
 
 __all__ = ["built", "serving"]
@@ -27,24 +25,21 @@ _PATIENCE = 120.0
 
 
 def built(package: str, version: str) -> Path:
-    """The program of a package; the first caller of a machine builds it, and others wait."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-ckpt-tests"
+    """The program of a package."""
     name = package.rpartition("/")[2]
-    target = cache / f"{name}-{version}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as directory:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            go = shutil.which("go")
-            assert go is not None, "Go is missing; see tools/require-go"
-            subprocess.run(
-                [go, "install", f"{package}@{version}"],
-                check=True,
-                # Without cgo a compiler for C is not needed, nor is the program of another machine's libc.
-                env={**os.environ, "GOBIN": directory, "CGO_ENABLED": "0"},
-            )
-            (Path(directory) / name).replace(target)
-    return target
+
+    def build(directory: Path) -> Path:
+        go = shutil.which("go")
+        assert go is not None, "Go is missing; see tools/require-go"
+        subprocess.run(
+            [go, "install", f"{package}@{version}"],
+            check=True,
+            # Without cgo a compiler for C is not needed, nor is the program of another machine's libc.
+            env={**os.environ, "GOBIN": str(directory), "CGO_ENABLED": "0"},
+        )
+        return directory / name
+
+    return made_once(f"{name}-{version}", build)
 
 
 @contextmanager

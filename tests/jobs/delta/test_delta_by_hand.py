@@ -142,6 +142,7 @@ def test_a_rollback_that_was_undone_by_hand_is_made_again(bench: Bench) -> None:
     assert seen(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_a_table_that_is_created_again_under_a_running_job_is_not_written_to(
     bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
 ) -> None:

@@ -263,6 +263,7 @@ def test_types_that_the_table_may_widen_are_widened(bench: Bench) -> None:
     assert dict(bench.spark.read.format("delta").load(str(bench.sink)).dtypes)["v"] == "bigint"
 
 
+@pytest.mark.exhaustive
 def test_rows_come_back_only_if_delta_has_looked_at_them(bench: Bench) -> None:
     """The table got a constraint while they were away."""
     created(bench)

@@ -51,6 +51,7 @@ def test_a_table_that_has_all_is_read_exactly_after_a_rollback(table: DeltaBench
     is_exact_after_a_rollback(table, "has all 2 versions from 4 on")
 
 
+@pytest.mark.exhaustive
 def test_a_version_that_the_log_has_forgotten_is_named(table: DeltaBench) -> None:
     table.land(3)
     forget_log(table.spark, table.source, 5)

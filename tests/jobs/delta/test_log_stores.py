@@ -49,6 +49,7 @@ def test_which_log_stores_are_of_one_driver(bench: Bench, scheme: str, is_of_one
     assert table.written_by_one_driver(f"{scheme}://bucket/table") == is_of_one_driver
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["spark.delta.logStore.file.impl", "spark.delta.logStore.class"])
 def test_a_log_of_one_driver_is_refused_by_name(bench: Bench, name: str) -> None:
     """Unless the user makes sure that there is one driver."""

@@ -155,7 +155,8 @@ def test_state_has_what_is_read_twice(bench: TopicBench) -> None:
     bench.assert_exact()  # its state drops what it has seen
 
 
-@pytest.mark.parametrize("restore_from", [pytest.param("latest", marks=pytest.mark.exhaustive), "chk"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("restore_from", ["latest", "chk"])
 def test_a_request_that_was_done_is_not_done_again(job: TopicBench, restore_from: str) -> None:
     """As of a driver that is always started with the same words; also where the checkpoint that it names is gone."""
     asked: dict[str, Any] = {"start_sources": {job.topic: "earliest"}, "allow_loss": True}

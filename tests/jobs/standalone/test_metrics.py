@@ -70,6 +70,7 @@ def receiver() -> Iterator[Receiver]:
         receiver.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_a_job_pushes_its_metrics_and_can_be_scraped(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

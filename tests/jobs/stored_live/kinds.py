@@ -14,7 +14,7 @@ from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.servers import gcs, s3, versitygw
 from tests.servers.abfs_connector import HOST, abfs_classpath, abfs_conf
 from tests.servers.azure_front import AzureFront
-from tests.servers.azurite import Azurite, install, options_at
+from tests.servers.azurite import Azurite, options_at
 from tests.servers.gcs_connector import connector_conf, connector_jar
 from tests.servers.hdfs_cluster import MiniDfs, cluster_jvm
 from tests.servers.s3a_connector import s3a_classpath, s3a_conf
@@ -97,7 +97,7 @@ class _Account(AzureFront):
 @contextmanager
 def _azurite(home: Path) -> Iterator[Server]:
     home.mkdir()
-    with Azurite(install(home), home) as azurite, _Account(azurite) as server:
+    with Azurite(home) as azurite, _Account(azurite) as server:
         azurite.create(gcs.BUCKET)
         yield server
 

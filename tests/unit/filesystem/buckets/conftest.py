@@ -6,7 +6,7 @@ import pytest
 
 from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.servers import gcs, s3
-from tests.servers.azurite import Azurite, install
+from tests.servers.azurite import Azurite
 from tests.servers.versitygw import VersityServer, running
 from tests.unit.filesystem.buckets.stores import Store, opened
 
@@ -51,8 +51,7 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VersityServe
 
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    program = install(tmp_path_factory.mktemp("npm"))
-    with Azurite(program, tmp_path_factory.mktemp("azurite")) as running:
+    with Azurite(tmp_path_factory.mktemp("azurite")) as running:
         yield running
 
 
