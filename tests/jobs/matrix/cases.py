@@ -26,6 +26,7 @@ from dagster_ckpt.testing.kafka import KafkaServer
 from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, Pristine, eventually, remove_tree
 from tests.jobs.matrix.streams import (
     BACKENDS,
+    CHANGELOG,
     CLOSING,
     CLOSING_FILES,
     JOIN,
@@ -116,7 +117,7 @@ def bases(sinks: Sequence[str] = SINKS, source: str = FILES) -> list[tuple[str, 
     return [
         (query, backend, sink, source)
         for query, backend, sink in itertools.product(QUERIES, BACKENDS, sinks)
-        if not (query == "stateless" and backend != "RocksDB changelog v2")
+        if not (query == "stateless" and backend != CHANGELOG)
         if not (query == "transformWithStateInPandas" and backend == "HDFSBacked")
     ]
 

@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -162,6 +163,9 @@ _PREFIX = "spark.sql.streaming.stateStore"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
+#: The newest format of state that the running release of Spark keeps.
+_NEWEST_STATE = max(release_of(version("pyspark")).formats.state)
+CHANGELOG = f"RocksDB changelog v{_NEWEST_STATE}"
 BACKENDS: Mapping[str, Mapping[str, str]] = {
     "HDFSBacked": {f"{_PREFIX}.providerClass": _HDFS, f"{_PREFIX}.checkpointFormatVersion": "1"},
     "RocksDB": {
@@ -169,10 +173,10 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
         f"{_PREFIX}.rocksdb.changelogCheckpointing.enabled": "false",
         f"{_PREFIX}.checkpointFormatVersion": "1",
     },
-    "RocksDB changelog v2": {
+    CHANGELOG: {
         f"{_PREFIX}.providerClass": _ROCKSDB,
         f"{_PREFIX}.rocksdb.changelogCheckpointing.enabled": "true",
-        f"{_PREFIX}.checkpointFormatVersion": "2",
+        f"{_PREFIX}.checkpointFormatVersion": str(_NEWEST_STATE),
     },
 }
 

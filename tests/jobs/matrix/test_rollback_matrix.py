@@ -23,7 +23,7 @@ from tests.jobs.matrix.cases import (
     pairwise,
 )
 from tests.jobs.matrix.plain_spark import PlainBase
-from tests.jobs.matrix.streams import FILE, POSTGRES, QUERIES, FailureFree
+from tests.jobs.matrix.streams import CHANGELOG, FILE, POSTGRES, QUERIES, FailureFree
 from tests.jobs.matrix.topics import FILES, SOURCES
 
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ def test_a_restore_is_exact_or_refused(
 
 def test_spark_alone_loses_rows(spark: SparkSession, tmp_path: Path, failure_free: FailureFree) -> None:
     """What the matrix proves: the same comparison finds losses where nobody rolls the sink back."""
-    base = ("stateless", "RocksDB changelog v2", FILE, FILES)
+    base = ("stateless", CHANGELOG, FILE, FILES)
     case = Case(*base, BY_FIVE, OTHER, CheckpointingMode.EXACTLY_ONCE.value)
     assert PlainBase(spark, tmp_path, *base).go_on(case, failure_free).lost > 0

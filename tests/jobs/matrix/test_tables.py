@@ -10,7 +10,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from tests.jobs.matrix.cases import BY_FIVE, LOST, OTHER, Base, Case, Outcome
 from tests.jobs.matrix.plain_spark import SINKS as PLAIN_SINKS
 from tests.jobs.matrix.plain_spark import PlainBase
-from tests.jobs.matrix.streams import FailureFree, table_sinks
+from tests.jobs.matrix.streams import CHANGELOG, FailureFree, table_sinks
 from tests.jobs.matrix.topics import SOURCES
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_a_restore_is_exact(
     spark: SparkSession, tmp_path: Path, postgres: PostgresServer, kafka: KafkaServer, sink: str, source: str
 ) -> None:
     """A rollback with batches of another size, and a crash without the live location; of a query with state."""
-    base = ("dropDuplicates", "RocksDB changelog v2", sink, source)
+    base = ("dropDuplicates", CHANGELOG, sink, source)
     stopped = Base(spark, tmp_path, *base, postgres=postgres, kafka=kafka)
     failure_free = FailureFree(spark, tmp_path / "failure-free")
     for event in (BY_FIVE, LOST):
@@ -42,7 +42,7 @@ def test_a_restore_is_exact(
 @pytest.mark.parametrize("sink", [sink for sink in table_sinks() if sink in PLAIN_SINKS])
 def test_spark_alone_is_not(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, sink: str, source: str) -> None:
     """What the row above proves: of a table that nobody rolls back, the comparison finds what is lost or doubled."""
-    base = ("stateless", "RocksDB changelog v2", sink, source)
+    base = ("stateless", CHANGELOG, sink, source)
     case = Case(*base, BY_FIVE, OTHER, CheckpointingMode.EXACTLY_ONCE.value)
     outcome = PlainBase(spark, tmp_path, *base, kafka=kafka).go_on(case, FailureFree(spark, tmp_path / "failure-free"))
     assert outcome.lost + outcome.doubled > 0

@@ -25,6 +25,7 @@ from tests.jobs.fails_once import FailsOnce
 from tests.jobs.harness import NEVER, Bench, copied
 from tests.jobs.matrix.streams import (
     BACKENDS,
+    CHANGELOG,
     FILE,
     FOREACH_BATCH,
     JOIN,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
-_DEFAULT = "RocksDB changelog v2"
 _FOUR = {_PARTITIONS: "4", NO_DATA[0]: NO_DATA[1]}
 #: The formats of tables for this Spark; the older releases of Spark have some, and the newest has none yet.
 _FORMATS = [sink for sink in rescaled_tables() if sink != POSTGRES]
@@ -102,7 +102,7 @@ _TRIED = ((".choice", None, TRANSACTIONAL), ("/begin", 7, REPLACING))
 @pytest.fixture
 def four(spark: SparkSession) -> Iterator[SparkSession]:
     """The session, with four partitions for the queries that start from nothing."""
-    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR}):
+    with confs(spark, {**BACKENDS[CHANGELOG], **_FOUR}):
         yield spark
 
 
@@ -123,14 +123,14 @@ def _of(number: int) -> tuple[set[int], set[str]]:
 @pytest.mark.parametrize(
     ("query", "backend", "sink"),
     [
-        pytest.param("window aggregation", _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
+        pytest.param("window aggregation", CHANGELOG, TRANSACTIONAL, marks=pytest.mark.exhaustive),
         pytest.param("window aggregation", "RocksDB", FOREACH_BATCH, marks=pytest.mark.exhaustive),
         pytest.param("dropDuplicates", "RocksDB", TRANSACTIONAL, marks=pytest.mark.exhaustive),
-        pytest.param(JOIN, _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
-        pytest.param("transformWithStateInPandas", _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
-        ("dropDuplicates", _DEFAULT, REPLACING),
+        pytest.param(JOIN, CHANGELOG, TRANSACTIONAL, marks=pytest.mark.exhaustive),
+        pytest.param("transformWithStateInPandas", CHANGELOG, TRANSACTIONAL, marks=pytest.mark.exhaustive),
+        ("dropDuplicates", CHANGELOG, REPLACING),
         *(
-            pytest.param(query, _DEFAULT, sink, marks=(pytest.mark.exhaustive, pytest.mark.releases))
+            pytest.param(query, CHANGELOG, sink, marks=(pytest.mark.exhaustive, pytest.mark.releases))
             for sink in _FORMATS
             for query in ("window aggregation", "dropDuplicates", JOIN, "transformWithStateInPandas")
         ),
@@ -183,7 +183,7 @@ def test_a_sink_goes_without_the_batch_of_the_repartition(
 ) -> None:
     """With a checkpoint of nothing but the repartition, and a rollback to it."""
     compacts = {"spark.sql.streaming.fileSink.log.compactInterval": str(interval)}
-    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **compacts}):
+    with confs(spark, {**BACKENDS[CHANGELOG], **_FOUR, **compacts}):
         whole = _writing_to(sink, spark, tmp_path / "whole", postgres)
         whole.bench.files_per_trigger = 7
         whole.bench.tick(7)
@@ -319,7 +319,7 @@ def test_an_older_checkpoint_than_a_broken_repartition(four: SparkSession, tmp_p
 def test_a_spark_without_it_refuses(spark: SparkSession, tmp_path: Path) -> None:
     release = release_of(spark.version)
     state_format = {STATE_FORMAT_CONF: str(max(release.formats.state))}
-    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **state_format}):
+    with confs(spark, {**BACKENDS[CHANGELOG], **_FOUR, **state_format}):
         job = Job(spark, tmp_path / "job")
         job.bench.tick(1)
         if release.repartitions_state:
@@ -366,7 +366,7 @@ def test_state_in_one_partition_is_refused(number: int, what: str, spark: SparkS
         writer = sink_to(rows, ForeachBatchSink("rows", lambda some, _: some.collect(), rollback_to=lambda *_: None))
         return writer.outputMode("update" if what == "count" else "append").trigger(availableNow=True)
 
-    with confs(spark, {**BACKENDS[_DEFAULT], _PARTITIONS: str(number)}):
+    with confs(spark, {**BACKENDS[CHANGELOG], _PARTITIONS: str(number)}):
         bench = Bench(spark, tmp_path / "job", query=query)
         bench.tick(1)
         assert "one partition" in bench.refused(RestoreRefused, state_partitions=2).message
