@@ -232,3 +232,35 @@ def test_a_rollback_in_a_table_with_a_feature_of_delta(bench: Bench, rows: DataF
     sink.write_batch(of(parts, 1), 1)
     starts.begun(3, last)
     assert found() == [1, 2, 100, 101, 102, 200, 201, 202]
+
+
+@pytest.mark.exhaustive
+def test_row_tracking_that_is_enabled_after_the_checkpoint_takes_no_row_away(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
+) -> None:
+    """Delta tells then of each file once more, as if the file were new."""
+    of(rows, 50).write.format("delta").save(str(bench.sink))
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    covered = starts.position(sink, 1, 0)
+    sink.write_batch(of(rows, 1), 1)
+    sql(bench, "ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+    sink = starts.begun(2, covered)
+    assert ids(bench) == [0, 1, 2, 5000, 5001, 5002]
+    sink.write_batch(of(rows, 1), 1)
+    assert ids(bench) == [0, 1, 2, 100, 101, 102, 5000, 5001, 5002]
+
+
+@pytest.mark.exhaustive
+def test_files_from_before_column_mapping_was_removed_do_not_come_back(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
+) -> None:
+    rows.limit(0).write.format("delta").option("delta.columnMapping.mode", "name").save(str(bench.sink))
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    covered = starts.position(sink, 1, 0)
+    sink.write_batch(of(rows, 1), 1)
+    sql(bench, "ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'none')")
+    with pytest.raises(SinkMismatch, match="which has rewritten the others: their columns would read as NULL"):
+        starts.begun(2, covered)
+    assert ids(bench) == [0, 1, 2, 100, 101, 102]
