@@ -163,9 +163,8 @@ _PREFIX = "spark.sql.streaming.stateStore"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
-#: The newest format of state that the running release of Spark keeps.
-_NEWEST_STATE = max(release_of(version("pyspark")).formats.state)
-CHANGELOG = f"RocksDB changelog v{_NEWEST_STATE}"
+#: With the newest format of state that the running release of Spark keeps.
+CHANGELOG = "RocksDB changelog"
 BACKENDS: Mapping[str, Mapping[str, str]] = {
     "HDFSBacked": {f"{_PREFIX}.providerClass": _HDFS, f"{_PREFIX}.checkpointFormatVersion": "1"},
     "RocksDB": {
@@ -176,7 +175,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
     CHANGELOG: {
         f"{_PREFIX}.providerClass": _ROCKSDB,
         f"{_PREFIX}.rocksdb.changelogCheckpointing.enabled": "true",
-        f"{_PREFIX}.checkpointFormatVersion": str(_NEWEST_STATE),
+        f"{_PREFIX}.checkpointFormatVersion": str(max(release_of(version("pyspark")).formats.state)),
     },
 }
 
