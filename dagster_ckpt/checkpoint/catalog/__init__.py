@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
 from dagster_ckpt.checkpoint.catalog.spot_checks import SpotCheck, spot_check
 from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
+from dagster_ckpt.checkpoint.catalog.voiding import voided
 
 __all__ = [
     "SAVEPOINT_POINTER",
@@ -56,4 +57,5 @@ __all__ = [
     "taken_back_since",
     "unreadable_id",
     "verify_checkpoint",
+    "voided",
 ]

@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 
 from dagster_ckpt.checkpoint.catalog.pointers import SAVEPOINT_POINTER, resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.catalog.voiding import Voiding
+from dagster_ckpt.checkpoint.catalog.voiding import BY_NO_EPOCH, Voiding
 from dagster_ckpt.checkpoint.control import Choice, End, JobRecords
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
@@ -122,7 +122,7 @@ class CheckpointCatalog:
             CorruptRecord: damaged records do not tell whether the checkpoint is void.
             ForeignCheckpoint: its ``_metadata`` belongs to another job.
         """
-        data = self.filesystem.read_if_there(self._manifest(job_id, number))
+        data = self.filesystem.read_if_there(self.manifest(job_id, number))
         metadata = self._decoded(job_id, number, data)
         try:
             self._check_standing(metadata, self.records.epochs.names())
@@ -132,14 +132,15 @@ class CheckpointCatalog:
             _log.warning("Nobody can tell whether %s is void: %s", self.pointer(metadata), error.message)
         return metadata
 
-    def _manifest(self, job_id: str, number: int) -> str:
+    def manifest(self, job_id: str, number: int) -> str:
+        """The path of a checkpoint's manifest."""
         return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
 
     def _decoded(
         self, job_id: str, number: int, data: bytes | None, lines: dict[bytes, FileEntry] | None = None
     ) -> CheckpointMetadata:
         """The manifest in ``data``; ``lines`` as for :meth:`CheckpointMetadata.decode`, errors as for :meth:`load`."""
-        where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
+        where = f"{self.filesystem.url}/{self.manifest(job_id, number)}"
         if data is None:
             missing = f"Cannot find meta data file '_metadata' in directory '{where.rpartition('/')[0]}'."
             raise CheckpointNotFound(missing, hint=self._see_list)
@@ -171,9 +172,11 @@ class CheckpointCatalog:
             raise
         if epoch is not None:
             when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
-            where = f"{self.filesystem.url}/{self._manifest(metadata.job_id, metadata.checkpoint_id)}"
-            void = f"{where} is void: epoch {metadata.epoch} published it after {when}."
-            raise CheckpointNotFound(void, hint=self._see_list)
+            why = f"epoch {metadata.epoch} published it after {when}"
+            if epoch == BY_NO_EPOCH:
+                why = "the reply to its publish was lost, and the publish was given up"
+            where = f"{self.filesystem.url}/{self.manifest(metadata.job_id, metadata.checkpoint_id)}"
+            raise CheckpointNotFound(f"{where} is void: {why}.", hint=self._see_list)
 
     def completed(
         self, job_id: str, *, once_more: bool = False
@@ -193,7 +196,7 @@ class CheckpointCatalog:
             listed[:] = self.numbers(job_id)
             return [number for number in listed if number not in known]
 
-        contents = self.filesystem.read_listed(unread, partial(self._manifest, job_id))
+        contents = self.filesystem.read_listed(unread, partial(self.manifest, job_id))
         names = self.records.epochs.names() if listed else {}  # after the manifests: every takeover is seen
         lines: dict[bytes, FileEntry] = {}
         with without_collection():

@@ -1,15 +1,30 @@
-"""Which published checkpoints are void: their writer was fenced, or the job was over and swept, before the publish."""
+"""Which published checkpoints are void.
+
+Their writer was fenced before the publish, or the job was over and swept, or their publish was given up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.checkpoint.control import Choice, JobRecords
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.errors import CorruptRecord
 
-__all__ = ["Voiding"]
+__all__ = ["BY_NO_EPOCH", "Voiding", "voided"]
+
+#: The epoch of a void manifest that stands where a publish was given up.
+BY_NO_EPOCH = 0
+
+
+def voided(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """What takes the name of a checkpoint whose publish is given up, so that a late request cannot publish it.
+
+    For a release that does not know such manifests, the choice of the publishing epoch voids it: it lists only
+    checkpoints that were complete before.
+    """
+    return replace(metadata, epoch=BY_NO_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,8 @@ class Voiding:
     def voided_by(self, metadata: CheckpointMetadata, names: dict[int, set[str]]) -> int | None:
         """The epoch that voids ``metadata``: it had taken the job over, or the job was swept after it, before publish.
 
+        A publish that was given up is void by :data:`BY_NO_EPOCH`.
+
         A late publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
         swept since.
 
@@ -62,6 +79,8 @@ class Voiding:
         Raises:
             CorruptRecord: the readable records do not decide.
         """
+        if metadata.epoch == BY_NO_EPOCH:
+            return BY_NO_EPOCH
         damaged: CorruptRecord | None = None
         for epoch in reversed(names):
             if epoch < metadata.epoch:

@@ -5,21 +5,20 @@ The outcome of an interrupted publish or deletion is determined before any decis
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, for_retention, references
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, for_retention, references, voided
 from dagster_ckpt.checkpoint.control import ROUNDS
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import give_up_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
-from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
+from dagster_ckpt.errors import CorruptCheckpoint, PublishConflict
 
 __all__ = ["Discarded", "RetainedCheckpoints"]
 
@@ -55,7 +54,7 @@ class RetainedCheckpoints:
             needs no lock.
         quarantined: checkpoints that are neither counted nor deleted; their shared files stay in use.
         broken: the unreadable checkpoints. While there is one, no shared file is deleted.
-        unsettled: checkpoints whose publish has an unknown outcome.
+        unsettled: checkpoints whose publish has an unknown outcome; the files that they need stay in use.
     """
 
     def __init__(
@@ -196,14 +195,31 @@ class RetainedCheckpoints:
 
     def _settle(self) -> None:
         """Determine the outcome of interrupted publishes and deletions, before any decision depends on it."""
+        if self.unsettled:
+            self._records.epochs.check(self._epoch)
         for metadata in list(self.unsettled):
-            with contextlib.suppress(CheckpointNotFound):
-                self._catalog.load(self._job_id, metadata.checkpoint_id)
+            if self._is_published(metadata):
                 self.add(metadata)
                 self.share()
+            else:
+                self._shared.undo(metadata.checkpoint_id)
+            self._shared.release(metadata.checkpoint_id)
             self.unsettled.remove(metadata)
         if self._must_read_again:
             self._read_again()
+
+    def _is_published(self, metadata: CheckpointMetadata) -> bool:
+        """Whether a manifest is there whose create had an unknown outcome; if not, the manifest never will be there.
+
+        The create may still be on its way, so its name is taken by a manifest that is void.
+        """
+        path = self._catalog.manifest(self._job_id, metadata.checkpoint_id)
+        try:
+            self._catalog.filesystem.create(path, voided(metadata).encode())
+        except PublishConflict:
+            self._catalog.load(self._job_id, metadata.checkpoint_id)
+            return True
+        return False
 
     def _read_again(self) -> None:
         completed, self.broken = self._catalog.completed(self._job_id)

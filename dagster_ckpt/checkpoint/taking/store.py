@@ -16,7 +16,6 @@ from dataclasses import replace
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, give_name
 from dagster_ckpt.checkpoint.control import NO_LABEL, Claim, Label, RecordedSavepoint
 from dagster_ckpt.checkpoint.format import (
-    METADATA_FILE_NAME,
     SAVEPOINT,
     CheckpointMetadata,
     FileEntry,
@@ -170,10 +169,11 @@ class CompletedCheckpointStore:
             Stopped: the checkpoint attempt expired; its files are deleted again.
             Fenced: a newer run has taken the job over.
             CheckpointFailure: a newer checkpoint completed meanwhile, or :meth:`discard_all` was called.
-            StorageError: the storage failed; the written files are deleted again, unless the outcome is unknown.
+            StorageError: the storage failed; the written files are deleted again. If the outcome is unknown, that waits
+                until the outcome is known.
         """
         started = self._clock.monotonic()
-        published = False
+        completed, settled = False, True
         try:
             with self._fenced_first():
                 entries, new_bytes = self._shared.store(
@@ -186,27 +186,28 @@ class CompletedCheckpointStore:
                     if self.retained and self.retained[-1].key > metadata.key:
                         raise CheckpointFailure(f"{metadata.name} was subsumed by {self.retained[-1].name} meanwhile.")
                     pending.seal()
-                    directory = checkpoint_directory(self.catalog.job_name, self.job_id, pending.number)
-                    published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
+                    settled = False  # from here on the outcome may be unknown: nothing is deleted on a guess
                     self._kept.unsettled.append(metadata)
                     try:
-                        self.filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+                        self.filesystem.create(self.catalog.manifest(self.job_id, pending.number), metadata.encode())
                     except PublishUnknown:
                         raise
                     except OSError:
-                        published = False
+                        settled = True
                         self._kept.unsettled.remove(metadata)
                         raise
                     self._records.epochs.check(self.epoch)
+                    completed = settled = True
                     self._kept.unsettled.remove(metadata)
                     self._kept.add(metadata)
                     self._shared.remember(snapshot, entries)
                     self._kept.share()
                 return metadata
         finally:
-            if not published:
-                self._undo(pending)
-            self._shared.release(pending.number)
+            if settled:  # else nothing that the checkpoint needs may go before its outcome is known
+                if not completed:
+                    self._undo(pending)
+                self._shared.release(pending.number)
 
     def write_savepoint(
         self,

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StateLayout
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, PublishUnknown
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.kafka import parse_topics, with_earlier_topics
 from dagster_ckpt.spark.live import TOPICS, LiveLocation, LocalLive
@@ -185,6 +185,7 @@ def salvage(
 
     Raises:
         Fenced: a newer run has taken the job over.
+        PublishUnknown: nobody can tell whether the checkpoint is complete; the next start finds out.
     """
     location = live.location(providers)
     # On a disk the start's directory lies around its live location, even if the working directory has changed.
@@ -207,7 +208,7 @@ def salvage(
             metadata = store.write(pending, snapshot, kind="salvage")
         finally:
             snapshot.release()
-    except Fenced:
+    except (Fenced, PublishUnknown):  # a salvaged checkpoint that arrives later would be newer than what is restored
         raise
     except Exception as error:  # whatever is wrong with a dead run's files, the retained checkpoints still exist
         _log.warning(

@@ -14,7 +14,7 @@ from dagster_ckpt.checkpoint.control.deletion_log import Deletion
 from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing import Enumeration, Late, enumerate_crash_points
+from dagster_ckpt.testing import Enumeration, FaultInjectingFileSystem, Late, Operation, enumerate_crash_points
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state, unpin
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -175,6 +175,38 @@ def after_the_next_start(life: Life, scenario: str) -> Enumeration:
             run.checkpoint(state(30), 30)
             run.subsume(2)
             ledger.examine(storage)
+        life.examine(storage, ledger)
+
+    return enumerate_crash_points(
+        fresh,
+        getattr(life, scenario),
+        examine,
+        actions=lambda operation: [Late(held)] if operation.changes else [],
+        expected=(OSError, CheckpointError),
+    )
+
+
+def within_the_life(life: Life, scenario: str, requests: int) -> Enumeration:
+    """Each change of a life in turn is held back, and happens so many requests later, or when that life is over."""
+    held: Held = []
+    passed = 0
+
+    def deliver(operation: Operation) -> None:
+        del operation
+        nonlocal passed
+        passed += bool(held)
+        if passed > requests:
+            arrive(held)
+
+    def fresh() -> tuple[FileSystem, Ledger]:
+        nonlocal passed
+        passed = 0
+        held.clear()
+        storage, ledger = life.fresh()
+        return FaultInjectingFileSystem(storage, deliver), ledger
+
+    def examine(storage: FileSystem, ledger: Ledger) -> None:
+        arrive(held)
         life.examine(storage, ledger)
 
     return enumerate_crash_points(

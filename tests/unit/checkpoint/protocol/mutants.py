@@ -24,6 +24,7 @@ from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Claim, Epochs
 from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking import store
 from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.retained import RetainedCheckpoints
@@ -161,14 +162,17 @@ def no_reference_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_settling(patch: pytest.MonkeyPatch) -> None:
-    """What became of an unknown publish is not looked at before a deletion."""
-    settle = RetainedCheckpoints._settle
+    """What became of an unknown publish is not looked at before a deletion: it is taken for failed."""
+    patch.setattr(RetainedCheckpoints, "_is_published", lambda kept, metadata: False)
 
-    def unsettled(kept: RetainedCheckpoints) -> None:
-        kept.unsettled.clear()
-        settle(kept)
 
-    patch.setattr(RetainedCheckpoints, "_settle", unsettled)
+def names_stay_free(patch: pytest.MonkeyPatch) -> None:
+    """An unknown publish is read back, and where it is not there, nothing keeps it from coming later."""
+
+    def read_back(kept: RetainedCheckpoints, metadata: CheckpointMetadata) -> bool:
+        return metadata.checkpoint_id in kept._catalog.completed_ids(metadata.job_id)
+
+    patch.setattr(RetainedCheckpoints, "_is_published", read_back)
 
 
 def ids_are_not_recorded(patch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog import voiding
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.errors import CheckpointFileMissing, CheckpointNotFound, PublishUnknown
 from dagster_ckpt.testing import Late
-from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, once, shared, state
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.checkpoint.record_files import as_version_1, fields_of
-from tests.unit.checkpoint.protocol.lives import Held, Life, after_the_next_start, arrive
+from tests.unit.checkpoint.protocol.lives import Held, Life, after_the_next_start, arrive, within_the_life
 
 
 def late_manifest(run: Run, held: Held) -> None:
@@ -95,9 +96,39 @@ def test_a_manifest_that_arrives_in_a_lineage_that_was_given_up_is_gone_on_from_
     assert again.store.job_id != run.store.job_id
 
 
+def test_what_takes_the_name_of_a_lost_manifest_is_void_for_every_release(
+    run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a release before that knows no such manifests: its choices void it."""
+    held: Held = []
+    run.checkpoint(state(49))
+    late_manifest(run, held)
+    newest = run.checkpoint(state(1), 2)
+    before = shared(memory)
+    run.subsume(1)
+    arrive(held)
+    left = {name.rpartition("/")[2] for name in newest.references}
+    assert shared(memory) == left < before, "what was stored for it alone is gone, too"
+    for no_epoch, why in ((voiding.BY_NO_EPOCH, "the publish was given up"), (-1, "published it after epoch 1 had")):
+        monkeypatch.setattr(voiding, "BY_NO_EPOCH", no_epoch)
+        with pytest.raises(CheckpointNotFound, match=why):
+            CheckpointCatalog(memory, JOB).load(run.store.job_id, 2)
+    assert Run(memory, ledger, pins).start().store.restored_from == newest.reference
+    assert directories(memory) == {"chk-3"}
+
+
 @pytest.mark.parametrize("scenario", ["first_life", "rollback", "sharing"])
 def test_every_change_may_arrive_after_the_next_start(pins: Pins, scenario: str) -> None:
     """Whatever it is: the sender has given up on it, another has started and swept, and then it happens."""
     result = after_the_next_start(Life(pins), scenario)
+    assert result.runs > 20
+    result.require_none()
+
+
+@pytest.mark.parametrize("requests", [1, 60])
+@pytest.mark.parametrize("scenario", ["sharing", "beside"])
+def test_every_change_may_arrive_in_the_midst_of_the_same_life(pins: Pins, scenario: str, requests: int) -> None:
+    """Its sender counts a failure and goes on: nothing that it deletes afterwards may be needed by what arrives."""
+    result = within_the_life(Life(pins), scenario, requests)
     assert result.runs > 20
     result.require_none()

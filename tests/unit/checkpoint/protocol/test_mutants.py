@@ -16,7 +16,7 @@ from tests.servers.gcs import BUCKET, answering_at_once
 from tests.unit.checkpoint.protocol import mutants
 from tests.unit.checkpoint.protocol.interleaved import interleavings
 from tests.unit.checkpoint.protocol.late_ends import Job, starts_beside
-from tests.unit.checkpoint.protocol.lives import FLIPPED, Life, after_the_next_start
+from tests.unit.checkpoint.protocol.lives import FLIPPED, Life, after_the_next_start, within_the_life
 from tests.unit.checkpoint.protocol.mutants import SwitchOff
 from tests.unit.checkpoint.protocol.state_machine import explore
 from tests.unit.filesystem.buckets.checkpoints.lives import BucketLife
@@ -43,6 +43,11 @@ def crash_points(scenario: str) -> Found:
 def late_requests(pins: Pins, process: type[Run]) -> object:
     """Each change of a life arrives after the next start."""
     return after_the_next_start(Life(pins, process), "first_life").violations
+
+
+def late_within(pins: Pins, process: type[Run]) -> object:
+    """Each change of a life arrives sixty requests later."""
+    return within_the_life(Life(pins, process), "sharing", 60).violations
 
 
 def late_ends(pins: Pins, process: type[Run]) -> object:
@@ -119,6 +124,7 @@ RULES = [
         Rule("an unknown publish is settled before a deletion", mutants.no_settling, crash_points("sharing")),
         marks=pytest.mark.exhaustive,
     ),
+    Rule("what is not published never will be", mutants.names_stay_free, late_within),
     Rule("the epoch is claimed before the choice", mutants.in_the_driver, interleaver, mutants.ClaimsLate),
     Rule("the epoch is checked before a publish", mutants.no_check_before_the_publish, interleaver),
     Rule("the epoch is checked before an acknowledgement", mutants.no_check_before_the_acknowledgement, interleaver),

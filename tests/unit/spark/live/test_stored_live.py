@@ -23,7 +23,13 @@ from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
+from dagster_ckpt.errors import (
+    CaptureIncomplete,
+    CheckpointFileChanged,
+    CheckpointFileMissing,
+    CorruptCheckpoint,
+    PublishUnknown,
+)
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side, unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
@@ -31,9 +37,11 @@ from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
 from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
 from dagster_ckpt.spark.live.live_location import TOPICS
-from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
+from dagster_ckpt.testing import FaultInjectingFileSystem, Late, Operation
+from tests.helpers.checkpoint.driver import once
 from tests.helpers.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.helpers.spark.stored_starts import JOB, Promised, Start, found_in, shared
+from tests.unit.checkpoint.protocol.lives import Held, arrive
 
 Make = Callable[..., Start]
 
@@ -307,6 +315,21 @@ def test_locations_of_dead_starts_are_no_checkpoints_and_go_with_the_next_one(
     second.live.remove()
     assert recorded_live(chosen[1], storage) is None
     verify_checkpoint(catalog, newest)
+
+
+def test_a_start_that_cannot_tell_whether_it_has_salvaged_begins_nothing(storage: CopyingMemory, start: Make) -> None:
+    """A salvaged checkpoint that arrives later is newer than what the start would go on from."""
+    first = start()
+    first.query.run(2)
+    first.checkpoint()
+    first.query.run(1)
+    held: Held = []
+    with pytest.raises(PublishUnknown):
+        start(seen=FaultInjectingFileSystem(storage, once("create", "_metadata", Late(held))))
+    arrive(held)
+    second = start()
+    assert second.restored is not None
+    assert (second.restored.kind, second.restored.batch, second.restored.epoch) == ("salvage", 2, 2)
 
 
 def test_the_sweep_of_a_job_that_is_over_leaves_what_can_be_salvaged(storage: CopyingMemory, start: Make) -> None:
