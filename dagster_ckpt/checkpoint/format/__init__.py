@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.format import layout
-from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, StateKeys, Topic
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
     is_checkpoint_file,
@@ -95,6 +95,7 @@ __all__ = [
     "Seconds",
     "Snapshot",
     "Source",
+    "StateKeys",
     "StoredSource",
     "Text",
     "Token",

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dagster_ckpt.stored_json import SIGNED_64
 
-__all__ = ["Facts", "Number", "Operator", "Signed", "Source", "Topic"]
+__all__ = ["Facts", "Number", "Operator", "Signed", "Source", "StateKeys", "Topic"]
 
 Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
 #: The number of a partition of Kafka, as brokers and Spark write it: Spark takes 01 and 1 for one partition.
 _PARTITION = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
+#: The facts that no file of Spark tells.
+_OF_QUERY = frozenset({"time_zone", "state_keys"})
 _ByPartition = dict[Annotated[str, Field(pattern=_PARTITION)], Signed]
 Number = Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 
@@ -31,6 +33,19 @@ class Operator(_Strict):
     name: str
     partitions: Signed
     stores: list[str]
+
+
+class StateKeys(_Strict):
+    """The columns by which an operator keeps state, as the plan of the query names them.
+
+    Attributes:
+        operator: the kind of the operator.
+        columns: their names, in the order of the plan; ``None`` for a key that is computed. First those of the left
+            side of a join, then those of the right one.
+    """
+
+    operator: str
+    columns: list[str | None]
 
 
 class Topic(_Strict):
@@ -106,6 +121,8 @@ class Facts(_Strict):
         commit_log: the version of the format of Spark's commit log.
         partitions: the most partitions that an operator has.
         operators: the stateful operators.
+        state_keys: by what each stateful operator of the query's plan keeps state, in the order of the plan; ``None``
+            where it is not recorded.
         sources: the sources, in the order of the query.
         sql_confs: the settings that Spark fixes for the life of the query.
         accepted_loss: what was lost or doubled in this lineage with somebody's consent.
@@ -126,6 +143,7 @@ class Facts(_Strict):
     partitions: Signed | None = None
     # Factories, because pydantic copies a value that can change deeply for each manifest.
     operators: list[Operator] = Field(default_factory=list)
+    state_keys: list[StateKeys] | None = None
     sources: list[Source] = Field(default_factory=list)
     sql_confs: dict[str, str] = Field(default_factory=dict)
     accepted_loss: list[str] = Field(default_factory=list)
@@ -136,6 +154,15 @@ class Facts(_Strict):
     def tells_sources(self) -> bool:
         """Whether ``sources`` are all sources of the query; a manifest may leave them out."""
         return "sources" in self.model_fields_set
+
+    @property
+    def of_query(self) -> Facts:
+        """What the session and the plan of the query tell, and no file of Spark."""
+        return Facts.model_validate(self.model_dump(include=set(_OF_QUERY), exclude_unset=True))
+
+    def and_of_query(self, query: Facts) -> Facts:
+        """These facts, with those of ``query`` that no file of Spark tells."""
+        return self.model_copy(update={name: getattr(query, name) for name in _OF_QUERY & query.model_fields_set})
 
     def to_json(self) -> dict[str, Any]:
         """What ``_metadata`` says: all that was told, and nothing else."""

@@ -31,7 +31,7 @@ class StreamingSource:
         clock: monotonic time.
         accepted_loss: losses and duplicates in this lineage that the user accepted; recorded in each checkpoint.
         observed: adds to the sources of a capture what their own systems tell.
-        time_zone: of the query's session, written into each checkpoint; ``None`` where it is not known.
+        query: what the session and the plan of the query tell, written into each checkpoint.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class StreamingSource:
         clock: Clock,
         accepted_loss: Sequence[str] = (),
         observed: Callable[[Sequence[Source]], list[Source]] = list,
-        time_zone: str | None = None,
+        query: Facts | None = None,
     ) -> None:
-        self._time_zone = time_zone
+        self._query = query or Facts()
         self._observed = observed
         self._accepted_loss = list(accepted_loss)
         self._location = location
@@ -86,13 +86,11 @@ class StreamingSource:
             snapshot.release()
             raise
         facts: dict[str, Any] = {"spark_version": self._spark_version, "sources": sources}
-        if self._time_zone is not None:
-            facts["time_zone"] = self._time_zone
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():
             facts["progress"] = _numbers(report, snapshot.facts)
-        return replace(snapshot, facts=snapshot.facts.model_copy(update=facts))
+        return replace(snapshot, facts=snapshot.facts.and_of_query(self._query).model_copy(update=facts))
 
 
 def _numbers(report: Mapping[str, Any], facts: Facts) -> dict[str, Json]:

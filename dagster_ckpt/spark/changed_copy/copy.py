@@ -72,7 +72,7 @@ class RestoredCopy:
             self.clock,
             self.accepted_loss,
             observed,
-            self.restored.facts.time_zone,
+            self.restored.facts.of_query,
         )
         self.store.know(self.live.copied_from())
         snapshot = source.pin(batch)

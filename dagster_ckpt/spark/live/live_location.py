@@ -19,12 +19,14 @@ from dagster_ckpt.spark.files import CheckpointLocation
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
 
-__all__ = ["BEGUN", "LOCATION", "TOPICS", "LiveLocation"]
+__all__ = ["BEGUN", "LOCATION", "QUERY", "TOPICS", "LiveLocation"]
 
 #: A file beside the live location that marks the query as started: before, a planned batch is not under way.
 BEGUN = "begun"
 #: A file beside the live location with the ids of the topics that the query reads: a salvage cannot ask for them later.
 TOPICS = "topics"
+#: A file beside the live location with what the session and the plan of the query tell, and no file of Spark.
+QUERY = "query"
 #: The name of the live location in the start's directory.
 LOCATION = "checkpoint"
 

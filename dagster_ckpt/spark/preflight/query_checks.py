@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch, job_names
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch, StateKeys, job_names
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
 from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
@@ -26,6 +26,7 @@ from dagster_ckpt.spark.query import (
 )
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
+from dagster_ckpt.stored_json import shown
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -38,6 +39,7 @@ __all__ = [
     "removed_finding",
     "sources_finding",
     "state_finding",
+    "state_keys_finding",
 ]
 
 _MOST_NAMED = 20
@@ -121,6 +123,37 @@ def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataS
     return Finding.fine(check, f"{_told(was)}; their state schemas are checked by Spark.")
 
 
+def state_keys_finding(restored: CheckpointMetadata, now: Sequence[StateKeys] | None) -> Finding:
+    """Whether each operator keeps its state by the columns that it had at the checkpoint.
+
+    Spark compares the types of keys and not their names: grouped by another column of the same type, the query would go
+    on with the state of the first. The names are those of the query's plan at the checkpoint. Spark has names in the
+    schema of the state, too, but of the query's first start: it keeps them when a column gets another name.
+
+    Args:
+        restored: the checkpoint.
+        now: by what the query keeps state; ``None`` if its plan does not tell.
+    """
+    check, was = "state keys", restored.facts.state_keys
+    if was is None or now is None:
+        return Finding.fine(check, f"not checked: the {'checkpoint' if was is None else 'plan'} does not tell.")
+    if [item.operator for item in was] != [item.operator for item in now]:
+        return Finding.fine(check, "not checked: the stateful operators are others, and Spark checks them itself.")
+    for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
+        if _may_be_same(before, after):
+            continue
+        return Finding(
+            check,
+            Verdict.WITH_LOSS,
+            f"the query keeps the state of {before.operator} (stateful operator {number}) by {_columns(after)}, and "
+            f"the checkpoint has it by {_columns(before)}: Spark would take the one for the other, because it compares "
+            "types only.",
+            "Run the query as it was, or start over with restore_from: none into an empty sink; or, if it is the same "
+            "column under another name, accept that.",
+        )
+    return Finding.fine(check, "the columns of the checkpoint, as far as they have names.")
+
+
 def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, directory: Path) -> Finding:
     """Whether the query writes to the checkpoint's sink, and that sink can be rolled back to its position.
 
@@ -172,6 +205,18 @@ def empty_sink_finding(catalog: CheckpointCatalog, target: Newest, sink: Sink | 
         hint=f"To start from nothing, {sink.to_empty} or write elsewhere.{go_on}",
     )
     return Finding.of_error(check, error)
+
+
+def _may_be_same(before: StateKeys, after: StateKeys) -> bool:
+    """Whether keys may be the same; Spark finds a column in upper and lower case, and refuses another number itself."""
+    pairs = [*zip(before.columns, after.columns, strict=False)]
+    return len(before.columns) != len(after.columns) or all(
+        one is None or other is None or one.lower() == other.lower() for one, other in pairs
+    )
+
+
+def _columns(keys: StateKeys) -> str:
+    return ", ".join("a computed key" if name is None else shown(name) for name in keys.columns)
 
 
 def _told(kinds: Counter[StatefulKind]) -> str:

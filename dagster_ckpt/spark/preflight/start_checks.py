@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Choice, Claim, Newest, PlannedBatch
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Claim,
+    Newest,
+    PlannedBatch,
+    StateKeys,
+)
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
@@ -37,6 +45,7 @@ from dagster_ckpt.spark.preflight.query_checks import (
     removed_finding,
     sources_finding,
     state_finding,
+    state_keys_finding,
 )
 from dagster_ckpt.spark.preflight.source_directories import directories_finding
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
@@ -72,6 +81,7 @@ class ProposedStart:
         directory: where the checkpoint was unpacked.
         writer: the query.
         plan: the plan of the writer.
+        state_keys: by what the query keeps state; ``None`` if its plan does not tell.
         sink: the query's sink, ``None`` if checkpoints do not cover it.
         own_sink: whether all data in the sink belongs to this lineage and is written again.
         replay: the batches that must run again with their earlier boundaries.
@@ -93,6 +103,7 @@ class ProposedStart:
     directory: Path
     writer: DataStreamWriter
     plan: WriterPlan
+    state_keys: Sequence[StateKeys] | None
     sink: Sink | None
     own_sink: bool
     replay: Sequence[PlannedBatch]
@@ -211,6 +222,7 @@ def _checked(
         *(_rescaled(start, restored, known) or [partitions_finding(job.partitions, restored)]),
         sources_finding(job.name, restored, start.writer, [plan for plan in plans if plan.batch in again]),
         operators_finding(job.name, restored, start.writer),
+        state_keys_finding(restored, start.state_keys),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
         directories_finding(job.name, restored, start.writer, start.location),

@@ -2,6 +2,7 @@
 
 from dagster_ckpt.spark.query.errors import another_query, failed_in_batch, failure_of, not_built
 from dagster_ckpt.spark.query.executions import has_run
+from dagster_ckpt.spark.query.key_columns import state_keys
 from dagster_ckpt.spark.query.logical_plan import (
     QuerySource,
     StatefulKind,
@@ -77,6 +78,7 @@ __all__ = [
     "sources_of",
     "start_jvm",
     "start_session",
+    "state_keys",
     "stateful_kinds",
     "stop_query",
     "streaming_session",

@@ -19,6 +19,7 @@ __all__ = [
     "PlanNode",
     "QuerySource",
     "StatefulKind",
+    "elements",
     "fingerprint_of",
     "has_watermark",
     "keeps_its_input",
@@ -28,6 +29,7 @@ __all__ = [
     "recorded_kind",
     "sources_of",
     "stateful_kinds",
+    "stateful_operators",
 ]
 
 _WATERMARK = frozenset({"EventTimeWatermark", "UpdateEventTimeWatermarkColumn"})
@@ -236,15 +238,22 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
+    return Counter(kind for kind, _ in stateful_operators(writer))
+
+
+def stateful_operators(writer: DataStreamWriter) -> Iterator[tuple[StatefulKind, Any]]:
+    """The operators with state in a query's plan, each as Java's object, before Spark optimizes the plan.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
+    """
     java_writer(writer)
-    found: Counter[StatefulKind] = Counter()
     for node in _operators(_analyzed(writer)):
         kind = _PLANNED.get(str(node.nodeName()))
         # A join with a table keeps no state. Other operators may read a table for their initial state.
         streams = sum(bool(child.isStreaming()) for child in _children(node))
         if kind is not None and streams >= (2 if kind is StatefulKind.JOIN else 1):
-            found[kind] += 1
-    return found
+            yield kind, node
 
 
 def recorded_kind(name: str) -> StatefulKind | None:
@@ -282,8 +291,7 @@ def _listed(number: int, relation: Any) -> QuerySource:
 
 def _dict(options: Any) -> dict[str, str]:
     """A map of Scala's."""
-    every = options.toSeq()
-    pairs = [every.apply(at) for at in range(every.size())]
+    pairs = elements(options.toSeq())
     return {str(pair._1()): str(pair._2()) for pair in pairs}  # noqa: SLF001 - so Scala names what a pair has
 
 
@@ -292,8 +300,12 @@ def _analyzed(writer: DataStreamWriter) -> Any:
 
 
 def _children(operator: Any) -> list[Any]:
-    children = operator.children()
-    return [children.apply(number) for number in range(children.size())]
+    return elements(operator.children())
+
+
+def elements(every: Any) -> list[Any]:
+    """What is in a sequence of Scala's."""
+    return [every.apply(number) for number in range(every.size())]
 
 
 def _operators(operator: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata, Facts
 from dagster_ckpt.errors import CheckpointError, QueryMismatch
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import (
@@ -20,7 +20,9 @@ from dagster_ckpt.spark.query import (
     make_active,
     not_built,
     plan_of,
+    state_keys,
     streaming_session,
+    time_zone_of,
     try_query,
 )
 from dagster_ckpt.spark.sinks import Sink
@@ -43,6 +45,7 @@ class BuiltQuery:
         sink: the query's sink, if checkpoints cover it.
         ignored: the settings that cannot take effect.
         fingerprint: by which a later start knows the query.
+        facts: what the session and the plan tell: each checkpoint has it.
     """
 
     session: SparkSession
@@ -51,6 +54,7 @@ class BuiltQuery:
     sink: Sink | None
     ignored: Sequence[str]
     fingerprint: str
+    facts: Facts
 
 
 class Queries:
@@ -83,7 +87,9 @@ class Queries:
             sink.attach(self._job.name, writer._df)  # noqa: SLF001 - PySpark's writer has no getter for it
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
-        return BuiltQuery(session, writer, plan, sink, ignored, fingerprint_of(writer))
+        zone, keys = time_zone_of(session), state_keys(writer)
+        facts = Facts(time_zone=zone) if keys is None else Facts(time_zone=zone, state_keys=keys)
+        return BuiltQuery(session, writer, plan, sink, ignored, fingerprint_of(writer), facts)
 
     def check_on_copy(self, restored: CheckpointMetadata, location: str, cancel: Flag) -> None:
         """Check that the query can resume from ``location``, a disposable copy of a checkpoint.

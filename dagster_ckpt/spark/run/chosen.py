@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Choice,
     CompletedCheckpointStore,
+    Facts,
     FellBack,
     Newest,
     PlanArchiveWriter,
@@ -123,6 +124,7 @@ class Prepared:
         live: the live location, laid out.
         token: the token of the start's claim.
         inputs: the Kafka sources of the query.
+        facts: what the session and the plan of the query tell.
     """
 
     choice: Choice
@@ -139,6 +141,7 @@ class Prepared:
     live: LiveLocation
     token: str
     inputs: KafkaInputs
+    facts: Facts
 
     @property
     def after(self) -> int:

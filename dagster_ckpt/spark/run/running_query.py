@@ -46,7 +46,6 @@ from dagster_ckpt.spark.query import (
     has_run,
     keeps_its_input,
     known_providers,
-    time_zone_of,
     with_options,
 )
 from dagster_ckpt.spark.run.chosen import Prepared
@@ -225,7 +224,7 @@ class RunningQuery:
             self._clock,
             prepared.choice.accepted_loss,
             prepared.inputs.observed,
-            time_zone_of(prepared.session),
+            prepared.facts,
         )
         # A writer that hangs in the storage keeps its thread: two more are for checkpoints, a third for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")

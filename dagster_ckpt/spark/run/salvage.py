@@ -24,8 +24,9 @@ from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, PublishUnknown
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.kafka import parse_topics, with_earlier_topics
-from dagster_ckpt.spark.live import TOPICS, LiveLocation, LocalLive
+from dagster_ckpt.spark.live import QUERY, TOPICS, LiveLocation, LocalLive
 from dagster_ckpt.spark.sinks import SinkStart, position_reader
+from dagster_ckpt.stored_json import check_tree
 
 __all__ = ["Salvaging", "salvage"]
 
@@ -200,7 +201,7 @@ def salvage(
             SystemClock(),
             choice.accepted_loss,
             partial(with_earlier_topics, earlier=[*earlier.sources, *_noted_topics(live)]),
-            earlier.time_zone,  # a restored session keeps it, and nothing that the run left tells it
+            _query_facts(live, earlier),
         )
         pending = store.begin()
         snapshot = source.pin(batch)
@@ -223,6 +224,21 @@ def salvage(
         return True
     finally:
         shutil.rmtree(pins, ignore_errors=True)
+
+
+def _query_facts(live: LiveLocation, earlier: Facts) -> Facts:
+    """What the session and the plan of the previous run told; a run of an earlier release has noted nothing."""
+    noted = live.noted(QUERY)
+    if noted is not None:
+        try:
+            facts = Facts.model_validate_json(noted).of_query
+            check_tree(facts.to_json())
+        except ValueError as error:
+            _log.warning("What the query of the run before told of itself in %s is not known: %s", live.url, error)
+        else:
+            return facts
+    # A restored session keeps its time zone. The query may have changed.
+    return Facts() if earlier.time_zone is None else Facts(time_zone=earlier.time_zone)
 
 
 def _noted_topics(live: LiveLocation) -> list[Source]:

@@ -40,7 +40,7 @@ from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
-from dagster_ckpt.spark.live import LOCATION, TOPICS, LocalLive, choose_live
+from dagster_ckpt.spark.live import LOCATION, QUERY, TOPICS, LocalLive, choose_live
 from dagster_ckpt.spark.moved_sources import choose_once, last_move
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
@@ -158,6 +158,7 @@ class Start:
             target = checked.target
         if noted := inputs.noted():
             self._live.note(TOPICS, noted)
+        self._live.note(QUERY, query.facts.model_dump_json(exclude_unset=True).encode())
         choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
         if query.sink is not None:
@@ -195,6 +196,7 @@ class Start:
             live=self._live,
             token=self._claim.token,
             inputs=inputs,
+            facts=query.facts,
         )
 
     def _choose(self, request: RestoreRequest) -> tuple[Chosen, RestoreRequest]:
@@ -236,6 +238,7 @@ class Start:
                 directory=self._directory,
                 writer=query.writer,
                 plan=query.plan,
+                state_keys=query.facts.state_keys,
                 sink=sink,
                 own_sink=began is not None,
                 replay=planned,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from dagster_ckpt.checkpoint import StateKeys, materialize_checkpoint
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import QueryMismatch, RestoreWithLoss
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.run import built_query
 from tests.jobs.harness import SCHEMA, Bench, Pristine, Row, copied, eventually
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.spark.job import StreamingJob
-    from tests.jobs.harness import Query
+    from tests.jobs.harness import Launch, Query
 
 Rows: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
@@ -59,6 +61,20 @@ def _another_value(bench: Bench, session: SparkSession) -> DataStreamWriter:
 
 def _another_key(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return bench.write(_counted(bench.read(session), "CAST(k AS STRING)").select("id", "v"))
+
+
+def _another_column(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """By ``v`` in the place of ``k``, which has the same type."""
+    return bench.write(_counted(bench.read(session), "v").select("id", "v"))
+
+
+def _the_column_in_capitals(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(_counted(bench.read(session), "K").select("id", "v"))
+
+
+def _the_column_renamed(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    rows = bench.read(session).withColumnRenamed("k", "airline")
+    return bench.write(_counted(rows, "airline").select("id", "v"))
 
 
 def _another_source(bench: Bench, session: SparkSession) -> DataStreamWriter:
@@ -148,17 +164,71 @@ def test_a_query_that_has_not_changed_is_not_tried(counts: Bench, caplog: pytest
 
 def _read_without_checkpoint(bench: Bench) -> None:
     """Read one more file, and lose the run's live location before any checkpoint has the file."""
-    (newest, *_) = reversed(bench.checkpoints())
     bench.until_done = False
-    launch = bench.launch()
+    shutil.rmtree(_read_one_more(bench, bench.launch()))
+    bench.until_done = True
+
+
+def _read_one_more(bench: Bench, launch: Launch) -> Path:
+    """Cancel a run without end before any checkpoint has the file; returns its live location."""
+    (newest, *_) = reversed(bench.checkpoints())
     eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
     location = CheckpointLocation(bench.live())
     bench.land(1)
     eventually("the file is read", lambda: (location.last_committed() or 0) > newest.batch, unless=launch.check)
     launch.run.cancel()
     assert launch.result().status is JobStatus.CANCELED
-    shutil.rmtree(location.path)
-    bench.until_done = True
+    return location.path
+
+
+def test_state_by_another_column_of_the_same_type_is_refused_without_consent(
+    counts: Bench, undisturbed: Counter[Row]
+) -> None:
+    another = counts.job(query=_another_column)
+    refusal = counts.refused(RestoreWithLoss, another)
+    told = "by 'window', 'v', and the checkpoint has it by 'window', 'k': Spark would take the one for the other"
+    assert f"the query keeps the state of aggregation (stateful operator 1) {told}" in refusal.message
+    assert "allow_loss: true" in refusal.hint
+    counts.tick(1, counts.job(query=_the_column_in_capitals))
+    assert counts.in_raw_directory() == undisturbed
+
+    (taken,) = counts.tick(1, another, allow_loss=True).completed
+    assert told.replace("'k'", "'K'") in taken.facts.accepted_loss[0]
+    counts.tick(1, another)
+    assert "by 'window', 'k', and the checkpoint has it by 'window', 'v'" in counts.refused(RestoreWithLoss).message
+
+
+def test_a_column_that_was_renamed_long_ago_is_no_other_column(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark has the old name in its schema of the state for ever: only what checkpoints have recorded counts."""
+    bench = Bench(spark, tmp_path / "job", query=counted)
+    with monkeypatch.context() as released:
+        released.setattr(built_query, "state_keys", lambda _: None)  # as a release did, and a Spark that tells nothing
+        (first,) = bench.tick(2).completed
+        assert first.facts.state_keys is None
+    renamed = bench.job(query=_the_column_renamed)
+    for _ in range(2):
+        (taken,) = bench.tick(1, renamed).completed
+        assert taken.facts.state_keys == [StateKeys(operator="aggregation", columns=["window", "airline"])]
+        assert taken.facts.accepted_loss == []
+    materialize_checkpoint(bench.catalog, taken, tmp_path / "unpacked")
+    schemas = [file.read_bytes() for file in (tmp_path / "unpacked").rglob("_metadata/schema")]
+    assert schemas
+    assert not any(b"airline" in schema for schema in schemas)
+    bench.refused(RestoreWithLoss)
+
+
+def test_a_salvage_keeps_the_columns_that_the_dead_run_had(counts: Bench) -> None:
+    """A consent to another column counts at once: the run that it was given to may die before its first checkpoint."""
+    another = counts.job(query=_another_column)
+    counts.until_done = False
+    _read_one_more(counts, counts.launch(another, allow_loss=True))
+    counts.until_done = True
+    restored = counts.tick(0, another).started.restored
+    assert restored is not None
+    assert restored.kind == "salvage"
+    assert restored.facts.state_keys == [StateKeys(operator="aggregation", columns=["window", "v"])]
 
 
 def test_a_changed_projection_is_not_another_query(counts: Bench) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dagster_ckpt.checkpoint import Facts
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.spark.query import TIME_ZONE_CONF, streaming_session, time_zone_of
+from tests.jobs.harness import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,21 @@ def test_a_time_zone_that_the_user_sets_is_obeyed(spark: SparkSession, caplog: p
     assert "time zone" not in caplog.text
     assert time_zone_of(streaming_session(spark, Facts(time_zone="Asia/Tokyo"))) == chosen
     assert "says, and was Asia/Tokyo" in caplog.text
+
+
+def test_a_salvage_before_the_first_checkpoint_has_the_time_zone_of_the_dead_run(
+    unset: SparkSession, tmp_path: Path
+) -> None:
+    bench = Bench(unset, tmp_path / "job")
+    here = time_zone_of(streaming_session(unset, None))
+    unset.conf.set(TIME_ZONE_CONF, "Asia/Tokyo")
+    bench.run_and_cancel(2)
+    unset.conf.unset(TIME_ZONE_CONF)
+    went_on = bench.tick(1)
+    restored, (taken,) = went_on.started.restored, went_on.completed
+    assert restored is not None
+    assert restored.kind == "salvage"
+    assert restored.facts.time_zone == taken.facts.time_zone == "Asia/Tokyo" != here
 
 
 def test_a_time_zone_that_java_does_not_know_is_refused(unset: SparkSession) -> None:

@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, Source, Topic
+from dagster_ckpt.checkpoint import CheckpointMetadata, Facts, Source, StateKeys, Topic
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
@@ -36,7 +36,7 @@ from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
 from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
-from dagster_ckpt.spark.live.live_location import TOPICS
+from dagster_ckpt.spark.live.live_location import QUERY, TOPICS
 from dagster_ckpt.testing import FaultInjectingFileSystem, Late, Operation
 from tests.helpers.checkpoint.driver import once
 from tests.helpers.checkpoint.memory import CopyingMemory, UnprovingMemory
@@ -291,6 +291,36 @@ def test_the_topics_that_a_dead_run_began_to_read_are_in_its_first_checkpoint(
     assert topics(third.restored) == [{"rows": Topic(id="new"), "other": Topic(id="its")}]
     fourth = next_one(None)
     assert topics(fourth.restored) == topics(third.restored)
+
+
+def test_what_the_query_of_a_dead_run_told_of_itself_is_in_the_salvage(start: Make) -> None:
+    """Without such a note, and with a damaged one, the time zone stays; the query may have changed."""
+
+    def next_one(noted: bytes | None) -> Start:
+        made = start()
+        if noted is not None:
+            made.live.note(QUERY, noted)
+        made.query.run(2)
+        return made
+
+    def told(made: Start) -> Facts:
+        assert made.restored is not None
+        assert made.restored.kind == "salvage"
+        return made.restored.facts.of_query
+
+    keys = [StateKeys(operator="aggregation", columns=["k", None])]
+    all_noted = Facts(time_zone="Asia/Tokyo", state_keys=keys)
+    next_one(None)
+    second = next_one(all_noted.model_dump_json(exclude_unset=True).encode())
+    assert told(second) == Facts()
+    third = next_one(b'{"batch": 99, "time_zone": "Europe/Rome"}')
+    assert told(third) == all_noted
+    fourth = next_one(b'{"time_zone": 5}')
+    assert told(fourth) == Facts(time_zone="Europe/Rome")
+    assert fourth.restored is not None
+    assert fourth.restored.batch != 99
+    fifth = next_one(None)
+    assert told(fifth) == Facts(time_zone="Europe/Rome")
 
 
 def test_locations_of_dead_starts_are_no_checkpoints_and_go_with_the_next_one(
