@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.checkpoint.control import (
         DIED,
+        ENDED_ELSEWHERE,
         FAILING,
         INTERRUPTED,
         CancelRequest,
@@ -143,6 +144,7 @@ __all__ = [
     "DEFAULT_INLINE_THRESHOLD",
     "DIED",
     "DRIVER_VARIABLE",
+    "ENDED_ELSEWHERE",
     "FAILING",
     "FORK",
     "INTERRUPTED",

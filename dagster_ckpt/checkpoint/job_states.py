@@ -87,7 +87,12 @@ class JobState:
     @property
     def is_stuck(self) -> bool:
         """Whether the job is to be resumed from a damaged checkpoint, which only a run that may go past it can do."""
-        return bool(self.damage) and self.state in _TO_BE_RESUMED
+        return bool(self.damage) and self.is_to_be_resumed
+
+    @property
+    def is_to_be_resumed(self) -> bool:
+        """Whether the job has no run that lives, and is not over."""
+        return self.state in _TO_BE_RESUMED
 
     def age(self, now: float) -> float | None:
         """Seconds since the newest checkpoint was written, never negative; ``None`` without a checkpoint."""

@@ -139,9 +139,18 @@ def goes_past_damage(catalog: CheckpointCatalog, config: CheckpointConfig) -> bo
     return here is not None or config.fallback_to_older
 
 
+_REFUSED = "Nothing resumes the job: "
+
+
 def refused(refusal: str) -> str:
     """What the check says of a job that no run can resume, for this reason."""
-    return in_one_line(redacted(f"Nothing resumes the job: {refusal}"))
+    return in_one_line(redacted(f"{_REFUSED}{refusal}"))
+
+
+def refusal_in(evaluation: dg.AssetCheckEvaluation | None) -> str:
+    """What the check says if no run can resume the job; else nothing."""
+    said = "" if evaluation is None else evaluation.description or ""
+    return said if said.startswith(_REFUSED) else ""
 
 
 def reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetCheckEvaluation | None:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from dagster_ckpt.checkpoint import (
     DIED,
+    ENDED_ELSEWHERE,
     INTERRUPTED,
     Attendance,
     Choice,
@@ -60,7 +61,7 @@ class RunFacts:
     Attributes:
         run_id: its id.
         status: Dagster's name of its status.
-        since: when the run was created, started or ended (the latest known), seconds since the epoch.
+        since: when the run was created, launched, started or ended (the latest known), seconds since the epoch.
         is_resume: the sensor or ``dagster-ckpt run`` launched the run.
         series: the series that the run was launched for.
         parent: the run that this run continues.
@@ -247,7 +248,8 @@ def decide(facts: Facts) -> Action:
     if facts.dead is None:
         return Wait(f"run {claim.run_id} is alive")
     if facts.end is not None and facts.end.is_final:
-        if holder is not None and holder.is_active:
+        # A run on another host may have more steps, and only Dagster hears whether its process lives.
+        if holder is not None and holder.is_active and facts.dead != ENDED_ELSEWHERE:
             return MarkDead(holder.run_id, facts.end.status == JobStatus.CANCELED.value, f"{facts.dead}")
         return Ended(f"it ended {facts.end.status}: {facts.end.reason}")
     if holder is not None and holder.is_active:

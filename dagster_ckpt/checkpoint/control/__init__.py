@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.control.epochs import (
 )
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
 from dagster_ckpt.checkpoint.control.heartbeat import (
+    ENDED_ELSEWHERE,
     INTERRUPTED,
     Completed,
     FailedCheckpoints,
@@ -46,6 +47,7 @@ from dagster_ckpt.checkpoint.control.taken_savepoints import (
 
 __all__ = [
     "DIED",
+    "ENDED_ELSEWHERE",
     "FAILING",
     "INTERRUPTED",
     "NOTHING",

@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint.format import (
     Text,
     encode_record,
     is_record,
-    read_record,
+    record_in,
 )
 from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
@@ -114,6 +114,8 @@ class FailureLog:
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/failures"
+        #: The records that were read, by series and name.
+        self._known: dict[int, dict[str, Failure]] = {}
 
     def record(self, series: int, failure: Failure) -> None:
         """Record a failure; recording it a second time changes nothing."""
@@ -134,21 +136,34 @@ class FailureLog:
         return {entry.name for entry in entries if self._is_failure(series, entry)}
 
     def of(self, series: int) -> list[Failure]:
-        """The failures of one series, oldest first. An unreadable record tells by its name that there was one."""
+        """The failures of one series, oldest first. An unreadable record tells by its name that there was one.
+
+        A record never changes, so each is read once in the life of this object: an outage may leave thousands.
+        """
         directory = f"{self._directory}/s-{series:010}"
-        found = []
-        for entry in self._filesystem.list(directory):
-            if entry.name.startswith(".") or not self._is_failure(series, entry):
+
+        known = self._known.setdefault(series, {})
+        listed: list[str] = []
+
+        def unread() -> list[str]:
+            entries = (entry for entry in self._filesystem.list(directory) if self._is_failure(series, entry))
+            listed[:] = [entry.name for entry in entries if not entry.name.startswith(".")]
+            return [name for name in listed if name not in known]
+
+        contents = self._filesystem.read_listed(unread, lambda name: f"{directory}/{name}")
+        found = [known[name] for name in listed if name in known]
+        for name, data in contents.items():
+            if data is None:
                 continue
-            run_id, _, sequence = entry.name.rpartition("-")
-            path = f"{directory}/{entry.name}"
+            run_id, _, number = name.rpartition("-")
+            path, sequence = f"{directory}/{name}", int(number)
             try:
-                failure = read_record(self._filesystem, path, Failure, run_id=run_id, sequence=int(sequence))
+                failure = record_in(data, self._filesystem, path, Failure, run_id=run_id, sequence=sequence)
+                known[name] = failure
             except CorruptRecord as error:  # counted, or its death would be recorded, in vain, for ever
                 _log.warning("Nobody can tell when or why run %s failed: %s", run_id, error.message)
-                failure = Failure(run_id, int(sequence), 0.0, None, error.message)
-            if failure is not None:
-                found.append(failure)
+                failure = Failure(run_id, sequence, 0.0, None, error.message)
+            found.append(failure)
         return in_order(found)
 
     @staticmethod

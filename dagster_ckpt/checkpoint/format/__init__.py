@@ -48,6 +48,7 @@ from dagster_ckpt.checkpoint.format.records import (
     encode_record,
     is_there_sealed,
     read_record,
+    record_in,
 )
 from dagster_ckpt.checkpoint.format.snapshot import (
     NEXT_BATCH,
@@ -114,6 +115,7 @@ __all__ = [
     "layout",
     "left_alone",
     "read_record",
+    "record_in",
     "reserve_path",
     "shared_directory",
     "validate_job_name",

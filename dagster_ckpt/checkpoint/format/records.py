@@ -44,6 +44,7 @@ __all__ = [
     "encode_record",
     "is_there_sealed",
     "read_record",
+    "record_in",
 ]
 
 VERSION = 2
@@ -139,9 +140,37 @@ def read_record(
 ) -> _R | None:
     """The record at ``path``; ``None`` when there is none.
 
+    Args:
+        filesystem: the storage.
+        path: of the record.
+        make: the record's dataclass; its annotations say what each member may be.
+        place: as for :func:`record_in`.
+        sealed_as: as for :func:`record_in`.
+        named: as for :func:`record_in`.
+
+    Raises:
+        CorruptRecord: the record was changed, or is not a ``make``.
+    """
+    data = filesystem.read_if_there(path)
+    return None if data is None else record_in(data, filesystem, path, make, place=place, sealed_as=sealed_as, **named)
+
+
+def record_in(
+    data: bytes,
+    filesystem: FileSystem,
+    path: str,
+    make: type[_R],
+    *,
+    place: str | None = None,
+    sealed_as: str | None = None,
+    **named: object,
+) -> _R:
+    """The record in what was read.
+
     Members that this release does not know are ignored: a newer release may have written the record.
 
     Args:
+        data: what was read at ``path``.
         filesystem: the storage.
         path: of the record.
         make: the record's dataclass; its annotations say what each member may be.
@@ -153,9 +182,6 @@ def read_record(
     Raises:
         CorruptRecord: the record was changed, or is not a ``make``.
     """
-    data = filesystem.read_if_there(path)
-    if data is None:
-        return None
     try:
         record = _decode(data, path if place is None else place, make)
         if sealed_as is not None and not is_sealed(data) and is_there_sealed(filesystem, sealed_as):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -19,7 +19,7 @@ from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_streams
-from dagster_ckpt.orchestration.health import stuck_by
+from dagster_ckpt.orchestration.health import refusal_in, reported, stuck_by
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 
 __all__ = ["JobFailed", "on_job_failed"]
@@ -98,7 +98,7 @@ def on_job_failed(
         said: list[tuple[str, str]] = []
 
         def look(storage: FileSystem, asset: CheckpointedStreamingAsset) -> JobState | None:
-            return _in_need(storage, asset, sights, cursor.ended.get(asset.name))
+            return _in_need(context.instance, storage, asset, sights, cursor.ended.get(asset.name))
 
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, look) as looks:
             for asset in looks.turns():
@@ -124,7 +124,11 @@ def on_job_failed(
 
 
 def _in_need(
-    storage: FileSystem, asset: CheckpointedStreamingAsset, sights: Sights, told: str | int | None
+    instance: dg.DagsterInstance,
+    storage: FileSystem,
+    asset: CheckpointedStreamingAsset,
+    sights: Sights,
+    told: str | int | None,
 ) -> JobState | None:
     """The state of a job that nothing resumes by itself; ``None`` for any other job, and for an end that was told of.
 
@@ -143,9 +147,10 @@ def _in_need(
     else:
         is_news = sight.dead is not None
     found = job_state(catalog, SystemClock()) if is_news else None
-    if found is not None and (found.needs_help or stuck_by(found, catalog, asset.config)):
+    if found is None or found.needs_help or stuck_by(found, catalog, asset.config):
         return found
-    return None
+    refusal = refusal_in(reported(instance, asset.key))  # of the resume sensor, at its last look
+    return replace(found, reason=refusal) if found.is_to_be_resumed and refusal else None
 
 
 def _why(found: JobState) -> str:

@@ -212,7 +212,7 @@ class JobWatch:
             raise
         except CheckpointError as error:
             refusal = f"{error.message} {error.hint}".strip()
-            self._show_health(refusal)
+            self.refused(refusal)
             return f"it cannot be resumed: {refusal}"
         if facts.end is None and facts.dead == INTERRUPTED:
             self._events.interrupted(claim.token, reason)
@@ -220,6 +220,10 @@ class JobWatch:
             self._events.look(goes_on=True)
         self._show_health("")
         return request
+
+    def refused(self, refusal: str) -> None:
+        """Report by the check ``healthy`` why the job cannot be resumed."""
+        self._show_health(refusal)
 
     def _show_health(self, refusal: str) -> None:
         """Report the check ``healthy`` if what it says has changed: a run reports it, too, but only once it has begun.
@@ -359,6 +363,8 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
     run = record.dagster_run
     series = run.tags.get(names.SERIES_TAG)
     since = record.end_time or record.start_time or record.create_timestamp.timestamp()
+    if run.status is dg.DagsterRunStatus.STARTING:  # it may have waited in Dagster's queue for long
+        since = record.update_timestamp.timestamp()
     if names.STANDBY_OF_TAG in run.tags and names.DETECTED_AT_TAG in run.tags:
         since = max(since, seconds_of(run.tags[names.DETECTED_AT_TAG]))  # before, it was no run of the job
     return RunFacts(

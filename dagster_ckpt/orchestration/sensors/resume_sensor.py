@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, Sight
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
+from dagster_ckpt.orchestration.sensors.launchable import why_refused
 from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
@@ -80,6 +81,14 @@ def build_resume_sensor(
             context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
             found.said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
 
+        def launch(asset: CheckpointedStreamingAsset, request: dg.RunRequest) -> str:
+            """Ask Dagster for a run; why Dagster would refuse it, or nothing."""
+            if why := why_refused(context, request):
+                found.said.append((asset.name, f"cannot be launched: {why}"))
+            else:
+                found.requests.append(request)
+            return why
+
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
             rollbacks = pending(context.instance)
             clock = SystemClock()
@@ -90,7 +99,7 @@ def build_resume_sensor(
                     if (rollback := rollbacks.get(asset.name)) is not None:
                         catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
                         job, op = asset.job_name, asset.op_name
-                        found.requests.append(requested(context.instance, catalog, rollback, job, op))
+                        launch(asset, requested(context.instance, catalog, rollback, job, op))
                         continue
                     sight = looks.at(asset)
                     returns = sight is not None and is_to_return(asset.versions, sight.end)
@@ -100,7 +109,7 @@ def build_resume_sensor(
                         if sight is not None:
                             found.alive.append(sight)
                         if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
-                            found.requests.append(standby)
+                            launch(asset, standby)
                         continue
                     watch = job_watch.JobWatch(
                         context.instance,
@@ -124,7 +133,9 @@ def build_resume_sensor(
                 if watch.finished is not None:
                     cursor.finished[asset.name] = watch.finished
                 if isinstance(outcome, dg.RunRequest):
-                    found.requests.append(outcome)
+                    if why := launch(asset, outcome):
+                        watch.refused(why)
+                        continue
                     launch_jvm(context.instance, asset, outcome, (resources or {}).get(asset.spark_key))
                 else:
                     found.said.append((asset.name, outcome))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.sensors import job_watch, resume_sensor, ticks
+from dagster_ckpt.orchestration.sensors.failed_sensor import JobFailed, on_job_failed
 from dagster_ckpt.resume.decision import Action, Facts, decide
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.mounts import fill, mounted
@@ -477,6 +478,22 @@ def test_a_run_that_goes_on_after_its_stream_has_ended_is_left_alone(
     assert sensor.status(claim.run_id) is Status.STARTED
 
 
+def test_such_a_run_on_another_host_is_left_to_dagster(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None]
+) -> None:
+    """Nobody here sees whether its process goes on, and its last beat never changes again."""
+    claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
+    job.choose(claim)
+    pod = replace(ProcessIdentity.current(), host="pod-1")
+    beat = Heartbeat(claim.epoch, claim.run_id, (pod,), 5, time.time(), stopped=True, uptime=SystemClock().monotonic())
+    job.catalog.records.heartbeat.write(beat)
+    job.end(claim, "FINISHED")
+    for _ in range(3):
+        assert sensor.tick()[0] == []
+        assert sensor.status(claim.run_id) is Status.STARTED
+        pass_time(100)
+
+
 def test_a_canceled_run_that_died_is_cleaned_up_after_and_dagster_told_why(
     instance: dg.DagsterInstance, job: StoredJob
 ) -> None:
@@ -668,6 +685,29 @@ def test_while_the_resumed_run_starts_no_other_is_requested(sensor: Sensor, job:
     job.die(run_id())
     launched = sensor.launch(sensor.request(), Status.STARTING)
     assert sensor.tick() == ([], f"orders: run {launched} is starting")
+
+
+def test_the_time_to_start_begins_when_the_resumed_run_leaves_the_queue(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch, pass_time: Callable[[float], None]
+) -> None:
+    job.die(run_id())
+    launched = sensor.launch(sensor.request(), Status.STARTING)
+    now = time.time()
+
+    def pass_on(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pass_time(seconds)
+
+    monkeypatch.setattr(SystemClock, "time", lambda _: now)
+    pass_on(600)  # so long it was in the queue
+    leaves = dg.DagsterEvent(dg.DagsterEventType.RUN_STARTING.value, "orders_job")
+    sensor.instance.run_storage.handle_run_event(launched, leaves, datetime.fromtimestamp(now, UTC))
+    for seconds in (119, 2):
+        assert sensor.tick() == ([], f"orders: run {launched} is starting")
+        pass_on(seconds)
+    sensor.tick()
+    assert sensor.status(launched) is Status.FAILURE, "it has never begun"
 
 
 def test_a_resumed_run_that_the_user_cancels_in_the_queue_ends_the_job(sensor: Sensor, job: StoredJob) -> None:
@@ -909,6 +949,36 @@ def test_trouble_with_one_job_does_not_stop_the_others(instance: dg.DagsterInsta
 
     other.die(run_id())
     assert sensor.request().job_name == "payments_job"
+
+
+def test_a_job_whose_configuration_the_code_no_longer_takes_does_not_stop_the_others(
+    instance: dg.DagsterInstance, job: StoredJob
+) -> None:
+    """Dagster ends the tick that asks for such a run, and launches none of the others."""
+    other = StoredJob(job.root, "payments")
+    assets = [make_asset(), make_asset("payments")]
+    sensor = Sensor(instance, job, assets)
+    given = {"resources": {"spark": {"config": {"threshold": 5}}}}
+    instance.add_run(dg.DagsterRun("orders_job", dead := run_id(), given, status=Status.FAILURE))
+    job.die(dead)
+    other.die(run_id())
+    assert [request.job_name for request in sensor.tick()[0]] == ["payments_job"]
+    other.claim(run_id(), series=1)
+    requests, said = sensor.tick()
+    assert requests == []
+    assert "threshold" in said
+    assert "Launch a run of orders_job with a configuration that it takes" in said
+    told: list[JobFailed] = []
+    alerts = on_job_failed(assets, told.append)
+    cursor = None
+    for _ in range(2):
+        context = dg.build_sensor_context(
+            instance=instance, cursor=cursor, resources={"checkpoint_storage": job.storage}
+        )
+        cursor = alerts.evaluate_tick(context).cursor
+    (alert,) = told
+    assert (alert.job_name, alert.state) == ("orders", "DEAD")
+    assert "threshold" in alert.reason
 
 
 def test_several_jobs_are_resumed_in_one_tick(instance: dg.DagsterInstance, job: StoredJob) -> None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.control.heartbeat.beat import INTERRUPTED, Completed, FailedCheckpoints, Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat.beat import (
+    ENDED_ELSEWHERE,
+    INTERRUPTED,
+    Completed,
+    FailedCheckpoints,
+    Heartbeat,
+)
 from dagster_ckpt.checkpoint.control.heartbeat.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat.heartbeat_file import HeartbeatFile
 from dagster_ckpt.checkpoint.control.heartbeat.takeover import free_job
 
-__all__ = ["INTERRUPTED", "Completed", "FailedCheckpoints", "Heart", "Heartbeat", "HeartbeatFile", "free_job"]
+__all__ = [
+    "ENDED_ELSEWHERE",
+    "INTERRUPTED",
+    "Completed",
+    "FailedCheckpoints",
+    "Heart",
+    "Heartbeat",
+    "HeartbeatFile",
+    "free_job",
+]

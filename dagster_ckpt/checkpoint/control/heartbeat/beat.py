@@ -10,10 +10,12 @@ from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import Clock
 
-__all__ = ["INTERRUPTED", "Completed", "FailedCheckpoints", "Heartbeat"]
+__all__ = ["ENDED_ELSEWHERE", "INTERRUPTED", "Completed", "FailedCheckpoints", "Heartbeat"]
 
 #: Why a run is dead that was told to stop, though nobody had canceled the job (docs/adr/0015).
 INTERRUPTED = "it was interrupted"
+#: Of a run on another host that has ended its job in order: nobody here can tell whether its process goes on.
+ENDED_ELSEWHERE = "it ended, on another host"
 
 
 @dataclass(frozen=True, slots=True)

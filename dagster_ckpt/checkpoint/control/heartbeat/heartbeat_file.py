@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
-from dagster_ckpt.checkpoint.control.heartbeat.beat import INTERRUPTED, Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat.beat import ENDED_ELSEWHERE, INTERRUPTED, Heartbeat
 from dagster_ckpt.checkpoint.control.heartbeat.silence import Silence
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, encode_record, read_record
 from dagster_ckpt.checkpoint.lease import UNSAID
@@ -186,6 +186,8 @@ class HeartbeatFile:
             return None, last_sign
         if heartbeat.stopped and end is None:
             return INTERRUPTED if heartbeat.interrupted else "it stopped and recorded no end", last_sign
+        if heartbeat.stopped and not worker.is_here:
+            return ENDED_ELSEWHERE, last_sign
         return heartbeat.is_dead(clock, unchanged=unchanged, asked=asked), last_sign
 
     def _watched_for(self, heartbeat: Heartbeat, clock: Clock, asked: float, *, within: float = math.inf) -> float:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, restart_after
 from dagster_ckpt.config.restart import FixedDelayRestart
 from tests.helpers.checkpoint.driver import JOB
@@ -28,6 +30,28 @@ def test_failures_are_told_oldest_first_and_by_series(memory: MemoryFileSystem) 
     assert log.of(1) == [FIRST, second, died]
     assert log.of(4) == [other]
     assert log.of(9) == []
+
+
+def test_each_record_is_read_once(memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look of the sensor asks several times, and an outage of a weekend leaves thousands of records."""
+    log = FailureLog(memory, JOB)
+    failures = [replace(FIRST, sequence=number, at=float(number)) for number in range(1, 31)]
+    for failure in failures:
+        log.record(1, failure)
+    asked: list[str] = []
+    read = memory.read
+
+    def read_and_count(path: str) -> bytes:
+        asked.append(path)
+        return read(path)
+
+    monkeypatch.setattr(memory, "read", read_and_count)
+    for _ in range(3):
+        assert log.of(1) == failures
+    assert len(asked) == 30
+    log.record(1, another := replace(FIRST, sequence=31, at=31.0))
+    assert log.of(1) == [*failures, another]
+    assert len(asked) == 31
 
 
 def test_what_a_killed_writer_left_is_ignored(memory: MemoryFileSystem) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_ckpt.checkpoint import seen
 from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
-from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heart, Heartbeat, HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import ENDED_ELSEWHERE, INTERRUPTED, Heart, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import iso
@@ -473,4 +473,4 @@ def test_a_run_elsewhere_that_stopped_is_over_after_its_lease(file: HeartbeatFil
     claim = claim_of(clock)
     assert file.judged(claim, ENDED, clock)[0] is None
     clock.advance(LEASE + 1)
-    assert file.judged(claim, ENDED, clock)[0] == "it ended"
+    assert file.judged(claim, ENDED, clock)[0] == ENDED_ELSEWHERE
