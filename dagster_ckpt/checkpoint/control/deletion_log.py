@@ -2,6 +2,9 @@
 
 After a crash in between, the next run finishes the deletion. Data is deleted before the record, and a checkpoint's
 ``_metadata`` before any other data, so that nobody can restore a half-deleted checkpoint. Foreign files stay.
+
+A process that was paused in the midst of a deletion may wake up when the next start has found a pin. So a second
+record, created exclusively, decides which checkpoints the deletion spares, before anything is deleted or struck.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.control.pins import Pins
@@ -33,13 +37,13 @@ from dagster_ckpt.checkpoint.format import (
     shared_directory,
     written_by,
 )
-from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem, Reserve
 
 __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"d-([0-9]{10})-([0-9a-f]{32})")
+_NAME = re.compile(r"([dx])-([0-9]{10}-[0-9a-f]{32})")
 #: How often a deletion is decided at most, when each time a checkpoint was pinned meanwhile. No user pins that often in
 #: that moment: the listing of pins must be wrong, and nothing is deleted this time.
 ROUNDS = 5
@@ -64,6 +68,17 @@ class Deletion:
     shared: tuple[FileName, ...]
     reason: Text
     token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What a deletion spares. The first decision counts, whoever carries the deletion out.
+
+    Attributes:
+        spared: ids of checkpoints that stay; all of them, if the deletion is withdrawn.
+    """
+
+    spared: tuple[CheckpointId, ...]
 
 
 class DeletionLog:
@@ -113,29 +128,32 @@ class DeletionLog:
             self._epochs.check(epoch)
             pinned = self._pins.numbers(job_id)
         except BaseException:
-            self._filesystem.remove(self._path(deletion))
+            self._withdraw(deletion)
             raise
         if not pinned.isdisjoint(checkpoints):
-            self._filesystem.remove(self._path(deletion))
+            self._withdraw(deletion)
             return False
-        self._carry_out(deletion, in_use)
+        if self._decided(deletion, ()) != frozenset():
+            self._epochs.check(epoch)  # a newer run has decided otherwise
+            return False
+        self._carry_out(deletion, frozenset(), in_use)
         if on_reserve:
             self._reserve.keep()
         return True
 
     def pending(self) -> list[Deletion]:
         """The recorded deletions that are not yet carried out, oldest epoch first, without unreadable records."""
+        return self._pending(self._names()["d"])
+
+    def _pending(self, names: set[str]) -> list[Deletion]:
         found = []
-        for entry in self._filesystem.list(self._directory):
-            match = _NAME.fullmatch(entry.name)
-            if entry.is_directory or match is None:
-                continue
-            path = f"{self._directory}/{entry.name}"
+        for name in names:
+            epoch, token = name.split("-")
+            path = f"{self._directory}/d-{name}"
             try:
-                deletion = read_record(self._filesystem, path, Deletion, epoch=int(match[1]), token=match[2])
-            except (
-                CorruptRecord
-            ) as error:  # a checkpoint that stays is subsumed again; a half-deleted one is verified and refused
+                deletion = read_record(self._filesystem, path, Deletion, epoch=int(epoch), token=token)
+            except CorruptRecord as error:
+                # A checkpoint that stays is subsumed again; a half-deleted one is verified and refused.
                 _log.warning("A deletion is left alone: %s", error)
                 continue
             if deletion is not None:
@@ -154,7 +172,7 @@ class DeletionLog:
         try:
             self._epochs.check(epoch)
         except BaseException:
-            self._filesystem.remove(self._path(deletion))
+            self._withdraw(deletion)
             raise
 
     def retry(self, epoch: int, in_use: Callable[[], frozenset[str] | None]) -> int:
@@ -170,7 +188,7 @@ class DeletionLog:
         own = [deletion for deletion in self.pending() if deletion.epoch == epoch]
         for deletion in own:
             self._epochs.check(epoch)
-            self._carry_out(deletion, in_use, self._pins.numbers(deletion.job_id))
+            self._finish(deletion, in_use)
         return len(own)
 
     def recover(self, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> list[Deletion]:
@@ -179,8 +197,8 @@ class DeletionLog:
         A record of an epoch older than the last epoch with a choice is void: that later epoch had finished all valid
         deletions, so a writer that was already fenced wrote this record.
 
-        A pinned checkpoint stays if it is still whole: the writer of the deletion may have died before it looked for
-        pins.
+        A pinned checkpoint stays if it is still whole and nothing was decided: the writer of the deletion may have died
+        before it looked for pins.
 
         Args:
             epoch: of the caller.
@@ -189,29 +207,65 @@ class DeletionLog:
         """
         chosen = [number for number, kinds in self._epochs.names().items() if "choice" in kinds and number < epoch]
         last_chooser = max(chosen, default=0)
-        done = []
-        for deletion in self.pending():
+        done, names = [], self._names()
+        for deletion in self._pending(names["d"]):
             if deletion.epoch < last_chooser:
-                self._filesystem.remove(self._path(deletion))
+                self._strike(deletion)
             elif deletion.epoch < epoch:
-                self._carry_out(
-                    deletion,
-                    lambda deletion=deletion: in_use(deletion.job_id),  # type: ignore[misc]
-                    self._pins.numbers(deletion.job_id),
-                )
+                self._finish(deletion, partial(in_use, deletion.job_id))
                 done.append(deletion)
+        for name in names["x"] - names["d"]:
+            self._filesystem.remove(f"{self._directory}/x-{name}")
         return done
 
+    def _finish(self, deletion: Deletion, in_use: Callable[[], frozenset[str] | None]) -> None:
+        pinned = self._pins.numbers(deletion.job_id)
+        spared = self._decided(
+            deletion,
+            [number for number in deletion.checkpoints if number in pinned and self._is_whole(deletion, number)],
+        )
+        if spared is not None:
+            self._carry_out(deletion, spared, in_use)
+
+    def _withdraw(self, deletion: Deletion) -> None:
+        """Strike a deletion, unless another process carries it out."""
+        if self._decided(deletion, deletion.checkpoints) == frozenset(deletion.checkpoints):
+            self._strike(deletion)
+
+    def _decided(self, deletion: Deletion, spared: Sequence[int]) -> frozenset[int] | None:
+        """What a deletion spares: ``spared``, unless another process has decided that before.
+
+        Returns:
+            the ids of checkpoints that stay; ``None`` if the deletion is struck, or the decision cannot be read. Then
+            the caller leaves the deletion alone.
+        """
+        path = self._path(deletion, "x")
+        decision: _Decision | None = _Decision(tuple(spared))
+        try:
+            self._reserve.create(path, encode_record(_Decision(tuple(spared)), path))
+        except PublishConflict:
+            try:
+                decision = read_record(self._filesystem, path, _Decision)
+            except CorruptRecord as error:
+                _log.warning("A deletion is left alone: %s", error)
+                return None
+        # A deletion is struck before its decision is removed: while it is on record, the decision is the first.
+        if decision is None or self._filesystem.read_if_there(self._path(deletion)) is None:
+            self._filesystem.remove(path)
+            return None
+        return frozenset(decision.spared)
+
+    def _strike(self, deletion: Deletion) -> None:
+        for kind in ("d", "x"):
+            self._filesystem.remove(self._path(deletion, kind))
+
     def _carry_out(
-        self,
-        deletion: Deletion,
-        in_use: Callable[[], frozenset[str] | None],
-        pinned: frozenset[int] = frozenset(),
+        self, deletion: Deletion, spared: frozenset[int], in_use: Callable[[], frozenset[str] | None]
     ) -> None:
         for number in deletion.checkpoints:
-            directory = checkpoint_directory(self._job_name, deletion.job_id, number)
-            if number in pinned and self._is_whole(directory):
+            if number in spared:
                 continue
+            directory = checkpoint_directory(self._job_name, deletion.job_id, number)
             self._filesystem.remove(f"{directory}/{METADATA_FILE_NAME}")
             self._filesystem.sync_directories([directory])
             entries = self._filesystem.list(directory)
@@ -230,7 +284,7 @@ class DeletionLog:
                 self._filesystem.remove(f"{shared}/{name}")
         self._filesystem.remove_directory(shared)
         self._filesystem.remove_directory(f"{self._job_name}/{deletion.job_id}")
-        self._filesystem.remove(self._path(deletion))
+        self._strike(deletion)
 
     def tell_foreign(self, job_id: str) -> None:
         """Warn of foreign files in the shared directory of a discarded lineage: nothing else will look there."""
@@ -238,9 +292,18 @@ class DeletionLog:
         if others := foreign(self._filesystem.list(shared), written_by):
             _log.warning("%s", left_alone(self._filesystem, shared, others))
 
-    def _is_whole(self, directory: str) -> bool:
+    def _is_whole(self, deletion: Deletion, number: int) -> bool:
         """Whether nothing of a checkpoint was deleted: its ``_metadata`` is deleted first, shared files last."""
+        directory = checkpoint_directory(self._job_name, deletion.job_id, number)
         return any(entry.name == METADATA_FILE_NAME for entry in self._filesystem.list(directory))
 
-    def _path(self, deletion: Deletion) -> str:
-        return f"{self._directory}/d-{deletion.epoch:010}-{deletion.token}"
+    def _names(self) -> dict[str, set[str]]:
+        """What the names of deletions (``d``) and of decisions (``x``) tell: epoch and token."""
+        found: dict[str, set[str]] = {"d": set(), "x": set()}
+        for entry in self._filesystem.list(self._directory):
+            if not entry.is_directory and (match := _NAME.fullmatch(entry.name)) is not None:
+                found[match[1]].add(match[2])
+        return found
+
+    def _path(self, deletion: Deletion, kind: str = "d") -> str:
+        return f"{self._directory}/{kind}-{deletion.epoch:010}-{deletion.token}"

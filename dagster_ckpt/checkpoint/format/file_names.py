@@ -29,7 +29,7 @@ _RECORDS = {
         "epochs": rf"{_EPOCH}(\.(choice|end|settled))?",
         "issued": "",
         rf"issued/{_LINEAGE}": rf"{_EPOCH}(-\d{{15}})?",
-        "deletions": r"d-\d{10}-[0-9a-f]{32}",
+        "deletions": r"[dx]-\d{10}-[0-9a-f]{32}",
         "failures": "",
         r"failures/s-\d{10}": r".+-\d{6}",
         "pins": rf"p-{_CHECKPOINT}-[0-9a-f]{{32}}",

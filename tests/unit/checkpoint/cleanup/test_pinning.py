@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -18,7 +22,13 @@ from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.retention import KeepNewest
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidConfiguration,
+    StorageError,
+)
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.testing import Action, Crash, Fail, FaultInjectingFileSystem, Operation, ProcessDied
 from tests.helpers.checkpoint.driver import (
@@ -37,6 +47,7 @@ from tests.helpers.checkpoint.driver import (
 )
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.checkpoint.record_files import fields_of
+from tests.unit.checkpoint.protocol.late_ends import at_request
 
 LINEAGE = f"{1:032x}"
 
@@ -540,3 +551,105 @@ def test_a_run_that_goes_on_after_its_deletion_failed_knows_what_there_is(
     unpin(memory, ledger, pinned)
     run.subsume(1)
     assert shared(memory) == needed(run)
+
+
+class Meeting:
+    """A deletion that is paused before one of its requests, and a user, and the next start of the job.
+
+    Args:
+        pins: where snapshots are pinned.
+        deletion: what is paused.
+        at: before which of its requests, counted from the first one.
+    """
+
+    def __init__(self, pins: Pins, deletion: str, at: int) -> None:
+        self.race = Race(pins)
+        self.reached = False
+        self._paused, self._wakes = threading.Event(), threading.Event()
+
+        def pause(operation: Operation) -> None:
+            if self.race.at(operation) == at:
+                self.reached = True
+                self._paused.set()
+                assert self._wakes.wait(60)
+
+        self.race.disk.plan = pause
+        self._thread = threading.Thread(target=self._delete, args=(deletion,))
+        self._thread.start()
+        assert self._paused.wait(60)
+
+    def _delete(self, deletion: str) -> None:
+        try:
+            self.race.delete(deletion)
+        finally:
+            self._paused.set()
+
+    def wake(self) -> None:
+        """The deletion goes on to its end."""
+        self._wakes.set()
+        self._thread.join()
+
+    def pin(self, meanwhile: Callable[[], object], before: int) -> list[Operation]:
+        """A user pins, and something happens before one of the user's requests."""
+        race = self.race
+        user = FaultInjectingFileSystem(race.memory, at_request(before, meanwhile))
+        with suppress(CheckpointNotFound, CorruptCheckpoint):
+            pin(user, race.ledger, f"{LINEAGE}/chk-2")
+        return list(user.operations)
+
+    def start(self, meanwhile: Callable[[], object] = lambda: None, before: int = -1) -> list[Operation]:
+        """The job is started by another process, and something happens before one of its requests."""
+        race = self.race
+        other = FaultInjectingFileSystem(race.memory, at_request(before, meanwhile))
+        Run(other, race.ledger, race.pins).start()
+        return list(other.operations)
+
+    def settle(self) -> None:
+        self.wake()
+        self.race.disk.plan = lambda _: None
+        self.race.settle()
+        names = [entry.name for entry in self.race.memory.list(f"{JOB}/control/deletions")]
+        assert names == [], "what was decided is forgotten with the deletion"
+
+
+class TestMeetings:
+    """Three processes: each is interrupted at any of its requests by the next one."""
+
+    def test_a_start_in_the_midst_of_a_pin_in_the_midst_of_a_deletion(self, pins: Pins) -> None:
+        outcomes = set()
+        for at in itertools.count():
+            meeting = Meeting(pins, "subsume", at)
+            steps = meeting.pin(meeting.start, 0)
+            meeting.settle()
+            for before in range(1, len(steps)):
+                meeting = Meeting(pins, "subsume", at)
+                meeting.pin(meeting.start, before)
+                outcomes.add(bool(meeting.race.ledger.pinned))
+                meeting.settle()
+            if not meeting.reached:
+                break
+        assert outcomes == {True, False}
+
+    def test_a_pin_in_the_midst_of_a_start_in_the_midst_of_a_deletion(self, pins: Pins) -> None:
+        """The deletion goes on before the user, whose pin is there, looks whether it is on record."""
+        outcomes = set()
+        alone = Meeting(pins, "subsume", 0)
+        (looks,) = [item.sequence for item in alone.pin(lambda: None, -1) if item.path.endswith("/deletions")]
+        alone.settle()
+        for at in itertools.count():
+            meeting = Meeting(pins, "subsume", at)
+            found = meeting.start()
+            meeting.settle()
+            near = [operation.sequence for operation in found if _is_near_a_deletion(operation)]
+            for before in near:
+                meeting = Meeting(pins, "subsume", at)
+                meeting.start(partial(meeting.pin, meeting.wake, looks), before)
+                outcomes.add(bool(meeting.race.ledger.pinned))
+                meeting.settle()
+            if not meeting.reached:
+                break
+        assert outcomes == {True, False}
+
+
+def _is_near_a_deletion(operation: Operation) -> bool:
+    return "/deletions" in operation.path or "/pins" in operation.path or "/chk-2" in operation.path

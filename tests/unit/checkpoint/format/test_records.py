@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from dagster_ckpt.checkpoint.control.deletion_log import Deletion
+from dagster_ckpt.checkpoint.control.deletion_log import Deletion, _Decision
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Settled, Upgrade
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, Heartbeat
@@ -90,6 +90,7 @@ RECORDS: list[Any] = [
     _Begun(3, 1.0),
     _Bell(LINEAGE),
     NamedSavepoint("before-upgrade", "/savepoints/savepoint-012345-0123456789ab", "a note", None, LINEAGE, 3, 8, "now"),
+    _Decision((2,)),
 ]
 IDS = [type(record).__name__ for record in RECORDS]
 

@@ -105,13 +105,13 @@ class Life:
             with suppress(CheckpointError, OSError):
                 run.checkpoint(state(next(steps)))
 
-        def meanwhile(deletion: Deletion, in_use: InUse, pinned: frozenset[int] = frozenset()) -> None:
+        def meanwhile(deletion: Deletion, spared: frozenset[int], in_use: InUse) -> None:
             def used_now() -> frozenset[str] | None:
                 complete()
                 return in_use()
 
             complete()
-            carry_out(deletion, used_now, pinned)
+            carry_out(deletion, spared, used_now)
 
         deletions._carry_out = meanwhile  # type: ignore[method-assign]
         for step in range(1, 4):

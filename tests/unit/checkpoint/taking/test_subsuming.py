@@ -134,7 +134,7 @@ class TestSubsuming:
 
 
 class TestDeletionLog:
-    def test_written_down_then_manifest_then_data_then_struck(
+    def test_written_down_then_decided_then_manifest_then_data_then_struck(
         self, run: Run, disturbed: FaultInjectingFileSystem
     ) -> None:
         for step in (1, 4):
@@ -147,10 +147,11 @@ class TestDeletionLog:
         assert paths[len(paths) - len(ids) :] == ids, "records of old ids go last"
         paths = paths[: len(paths) - len(ids)]
         assert "/deletions/d-0000000001-" in paths[0]
-        assert paths[1].endswith("chk-1/_metadata")
-        assert all("/shared/" in path for path in paths[2:-1])
-        assert paths[2:-1]
-        assert paths[-1] == paths[0]
+        assert "/deletions/x-0000000001-" in paths[1]
+        assert paths[2].endswith("chk-1/_metadata")
+        assert all("/shared/" in path for path in paths[3:-2])
+        assert paths[3:-2]
+        assert paths[-2:] == paths[:2]
 
     def test_the_record_is_for_people_too(self, run: Run, disturbed: FaultInjectingFileSystem) -> None:
         for step in (1, 4):
@@ -159,9 +160,10 @@ class TestDeletionLog:
         with pytest.raises(ProcessDied):
             run.subsume(1)
         storage = disturbed.inner
-        (entry,) = storage.list(f"{JOB}/control/deletions")
-        record = json.loads(storage.read(f"{JOB}/control/deletions/{entry.name}"))
+        names = sorted(entry.name for entry in storage.list(f"{JOB}/control/deletions"))
+        record, decision = (json.loads(storage.read(f"{JOB}/control/deletions/{name}")) for name in names)
         assert record["checkpoints"] == [1]
+        assert decision["spared"] == []
         assert record["reason"] == "subsumed: retained are the 1 newest"
         assert [deletion.checkpoints for deletion in DeletionLog(storage, JOB).pending()] == [(1,)]
 
