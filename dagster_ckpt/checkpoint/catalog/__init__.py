@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
     savepoint_storage,
     savepoint_token,
 )
-from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
+from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name, made_by
 from dagster_ckpt.checkpoint.catalog.spot_checks import SpotCheck, spot_check
 from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
 from dagster_ckpt.checkpoint.catalog.voiding import voided
@@ -42,6 +42,7 @@ __all__ = [
     "job_directories",
     "job_names",
     "line_of_descent",
+    "made_by",
     "materialize_checkpoint",
     "new_savepoint_directory",
     "older_than",

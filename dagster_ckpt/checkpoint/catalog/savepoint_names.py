@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -9,7 +11,7 @@ from dagster_ckpt.checkpoint.control import Label, NamedSavepoint, name_taken
 from dagster_ckpt.checkpoint.format import CheckpointMetadata, SavepointName
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
 
-__all__ = ["check_label", "give_name", "gone_with_name"]
+__all__ = ["check_label", "give_name", "gone_with_name", "made_by"]
 
 _NAME: TypeAdapter[str] = TypeAdapter(SavepointName)
 _LONGEST_NOTE = 1000
@@ -38,30 +40,47 @@ def check_label(label: Label) -> None:
         )
 
 
-def gone_with_name(catalog: CheckpointCatalog, name: str) -> NamedSavepoint | None:
-    """The savepoint that had a name and is gone; ``None`` if none ever had the name.
+def gone_with_name(catalog: CheckpointCatalog, name: str, request: str | None = None) -> NamedSavepoint | None:
+    """The savepoint that had a name and is gone, or that the same request has made; ``None`` if none ever had the name.
 
     Raises:
         SavepointFailed: a savepoint that is there has the name.
         CorruptRecord: nobody can tell which savepoint has the name.
     """
     named = catalog.records.taken_savepoints.named(name)
-    if named is not None:
-        try:
-            catalog.resolve(named.reference)
-        except CheckpointNotFound:
-            return named
-        except CorruptCheckpoint:  # there, and damaged
-            pass
-        raise name_taken(name, named.reference)
+    if named is None or (request is not None and named.request == request):
+        return named
+    try:
+        catalog.resolve(named.reference)
+    except CheckpointNotFound:
+        return named
+    except CorruptCheckpoint:  # there, and damaged
+        pass
+    raise name_taken(name, named.reference)
+
+
+def made_by(catalog: CheckpointCatalog, name: str, request: str) -> CheckpointMetadata | None:
+    """The savepoint with this name that a request has made already; ``None`` if there is none.
+
+    The driver that made it may have died before it answered the request.
+
+    Raises:
+        CorruptRecord: nobody can tell which savepoint has the name.
+    """
+    named = catalog.records.taken_savepoints.named(name)
+    if named is not None and named.request == request:
+        with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint):  # another one takes its place
+            return catalog.resolve(named.reference)
     return None
 
 
-def give_name(catalog: CheckpointCatalog, savepoint: CheckpointMetadata, series: str | None) -> None:
+def give_name(
+    catalog: CheckpointCatalog, savepoint: CheckpointMetadata, series: str | None, request: str | None = None
+) -> None:
     """Give a savepoint its name, if it has one, just before its ``_metadata`` makes it complete.
 
     Raises:
-        SavepointFailed: a savepoint that is there has the name.
+        SavepointFailed: a savepoint that is there, and that another request has made, has the name.
     """
     if savepoint.given_name is None:
         return
@@ -74,5 +93,6 @@ def give_name(catalog: CheckpointCatalog, savepoint: CheckpointMetadata, series:
         savepoint.epoch,
         savepoint.checkpoint_id,
         savepoint.written_at,
+        request=request,
     )
-    catalog.records.taken_savepoints.give(named, over=gone_with_name(catalog, named.name))
+    catalog.records.taken_savepoints.give(named, over=gone_with_name(catalog, named.name, request))

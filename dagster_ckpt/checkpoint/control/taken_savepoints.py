@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.format import (
     JobId,
     Line,
     SavepointName,
+    Token,
     encode_record,
     read_record,
 )
@@ -99,6 +100,8 @@ class NamedSavepoint:
         checkpoint_id: the id of the state.
         named_at: ISO 8601 in UTC.
         generation: how often the name was given, this time included.
+        request: the token of the request that asked for the savepoint; ``None`` for a copy, and in a record of a
+            release that did not tell it.
     """
 
     name: SavepointName
@@ -110,6 +113,7 @@ class NamedSavepoint:
     checkpoint_id: CheckpointId
     named_at: Line
     generation: int = 1
+    request: Token | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -167,7 +171,7 @@ class RecordedSavepoints:
 
         Args:
             named: the record; its generation is set here.
-            over: the savepoint that had the name and is gone, ``None`` if none had.
+            over: the savepoint that had the name, and is gone or of the same request; ``None`` if none had.
 
         Raises:
             SavepointFailed: another savepoint has just been given the name.

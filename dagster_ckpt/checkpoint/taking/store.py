@@ -217,13 +217,15 @@ class CompletedCheckpointStore:
         *,
         timings_ms: Mapping[str, float] | None = None,
         label: Label = NO_LABEL,
+        request: str | None = None,
     ) -> CheckpointMetadata:
         """Write a snapshot as a savepoint below ``storage``. The user owns it: no retention counts or deletes it.
 
-        The savepoint is recorded, for a recovery that is configured to restore savepoints too.
+        The savepoint is recorded, for a recovery that is configured to restore savepoints too. A savepoint of the same
+        ``request`` loses its name.
 
         Raises:
-            SavepointFailed: another savepoint has the name.
+            SavepointFailed: a savepoint of another request has the name.
             Stopped: the attempt expired.
             Fenced: a newer run has taken the job over.
             StorageError: the storage failed.
@@ -238,7 +240,7 @@ class CompletedCheckpointStore:
         def seal(savepoint: CheckpointMetadata) -> None:
             self._records.epochs.check(self.epoch)
             pending.seal()
-            give_name(self.catalog, savepoint, label.series)
+            give_name(self.catalog, savepoint, label.series, request)
 
         with self._fenced_first():
             metadata = write_savepoint(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, savepoint_storage
+from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, made_by, savepoint_storage
 from dagster_ckpt.checkpoint.control import Answer, Asked, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.format import CheckpointMetadata, CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.lease import Lease
@@ -212,11 +212,15 @@ class SavepointServer:
             storage = self._storage_for(request)
             check_label(request.label)  # a record says what its writer wants
             if request.name is not None:
-                gone_with_name(self._store.catalog, request.name)
+                gone_with_name(self._store.catalog, request.name, request.token)
+            made = self._made(request)
             if request.stop:
                 storage.probe()  # stop the query only for a savepoint that can be written
         except Exception as error:  # answer whatever the request says, and let the job go on
             self._answers.failed(request, error)
+            return
+        if made is not None:
+            self._taken(request, made)
             return
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
         self._current = _Taking(request, storage, self._clock.monotonic())
@@ -310,7 +314,9 @@ class SavepointServer:
         timings: dict[str, float],
     ) -> CheckpointMetadata:
         try:
-            return self._store.write_savepoint(pending, snapshot, storage, timings_ms=timings, label=request.label)
+            return self._store.write_savepoint(
+                pending, snapshot, storage, timings_ms=timings, label=request.label, request=request.token
+            )
         finally:
             snapshot.release()
 
@@ -335,10 +341,12 @@ class SavepointServer:
         """Take a savepoint of the last committed batch, and wait for it; returns the error if it failed."""
         try:
             storage = self._storage_for(request)
-            batch = self._source.progress().committed
-            if batch is None:
-                raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
-            metadata = until_whole(lambda: self._pin_and_write(request, batch, storage))
+            metadata = self._made(request)
+            if metadata is None:
+                batch = self._source.progress().committed
+                if batch is None:
+                    raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
+                metadata = until_whole(lambda: self._pin_and_write(request, batch, storage))
         except MustStop:
             raise
         except Exception as error:  # the same
@@ -354,6 +362,15 @@ class SavepointServer:
         return self._write(
             request, pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)}
         )
+
+    def _made(self, request: SavepointRequest) -> CheckpointMetadata | None:
+        """The savepoint of a request that a driver before has taken, and has not answered, if the savepoint has a name.
+
+        A job that is to stop has gone on since, and needs another savepoint, which takes the name.
+        """
+        if request.name is None or request.stop:
+            return None
+        return made_by(self._store.catalog, request.name, request.token)
 
     def _require_wanted(self, request: SavepointRequest) -> None:
         if request.until < self._clock.time():

@@ -174,7 +174,7 @@ def test_an_answer_of_the_release_before_names_has_no_name() -> None:
 UNSAID: dict[type, dict[str, object]] = {
     Claim: {"lease": Lease(2.0, 30.0)},
     End: {"taken_back": None, "returns_to": None},
-    NamedSavepoint: {"generation": 1},
+    NamedSavepoint: {"generation": 1, "request": None},
     Failure: {"recoverable": True, "kind": "", "plan": None},
     SavepointRequest: {"name": None, "note": "", "series": None, "checkpoint": False},
     Answer: {"savepoint": None, "error": "", "hint": "", "withdrawn": False},

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label
 from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
@@ -19,7 +22,11 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint, take_savepoint
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
-from tests.helpers.checkpoint.driver import JOB, state
+from dagster_ckpt.testing import Crash, ProcessDied
+from dagster_ckpt.testing.crashes import at_operation
+from tests.helpers.checkpoint.coordinating import Job
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.checkpoint.serving import Served
 
 UPGRADE = Label("before-upgrade", "the last one of release 1")
@@ -84,6 +91,47 @@ def test_of_two_that_are_taken_under_one_name_at_once_one_fails_and_leaves_nothi
         run.store.write_savepoint(run.begin(), run.pins.snapshot(2, state(2)), disk, label=UPGRADE)
     assert run.catalog.resolve("savepoint:before-upgrade").reference == first.reference
     assert [path.name for path in target.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_next_driver_answers_wherever_the_one_before_has_died(pins: Pins, tmp_path: Path, stop: bool) -> None:
+    """A savepoint that its own request has made does not have the name of another one."""
+    reached = set()
+    for number in itertools.count():
+        directory = tmp_path / str(number)
+        served = Served(Job(MemoryFileSystem(), pins), directory, str(directory))
+        job = served.job
+        job.stream.committed = 4
+        now = job.clock.time()
+        request = SavepointRequest(f"{1:032x}", None, stop, now, now + 3600, "before-upgrade")
+        served.requests.ask(request)
+        dies_at = len(job.disk.log) + number
+        job.disk.plan = at_operation(dies_at, Crash())
+        with suppress(ProcessDied):
+            _serve(served, stop)
+        if len(job.disk.log) <= dies_at:
+            break
+        reached.add(len(list(directory.rglob("_metadata"))))
+        job.stream.committed = 5
+        served.serve(Run(job.memory, Ledger(), pins, job.clock).start(), job.memory)
+        _serve(served, stop)
+        answer = served.answer(request.token)
+        assert answer.savepoint is not None, answer.error
+        assert answer.savepoint.name == "before-upgrade"
+        found = CheckpointCatalog(job.memory, JOB).resolve("savepoint:before-upgrade")
+        assert (found.reference, found.batch) == (answer.savepoint.pointer, answer.savepoint.batch)
+        if not stop:
+            assert len(list(directory.rglob("_metadata"))) == 1, "it is taken once"
+        elif answer.answered_at == served.job.clock.time():
+            assert found.batch == 5, "the job has gone on"
+    assert reached == {0, 1}
+
+
+def _serve(served: Served, stop: bool) -> None:
+    served.pass_time(1)
+    if stop and served.server.stop_asked:
+        served.server.finish()
+        served.server.job_ended()
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are(served: Served) -> None:
