@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -9,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, End, FetchedAhead
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, End, FetchedAhead, find_newest
 from dagster_ckpt.config import (
     POISON_BATCH_ATTEMPTS,
     CheckpointConfig,
@@ -20,7 +21,7 @@ from dagster_ckpt.config import (
     UpgradeMode,
     format_duration,
 )
-from dagster_ckpt.errors import InvalidConfiguration, NotRestarted
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, NotRestarted
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["JobStorage", "RunResult", "StreamingJob", "Versions"]
+
+_log = logging.getLogger(__name__)
 
 
 class JobStorage(Protocol):
@@ -228,7 +231,7 @@ class RunResult:
     newest: CheckpointMetadata | None
 
     @classmethod
-    def of_job_over(cls, job_name: str, end: End, newest: CheckpointMetadata | None = None) -> RunResult:
+    def of_job_over(cls, catalog: CheckpointCatalog, end: End) -> RunResult:
         """The result of a run that starts nothing, because the run that it should replace has ended the job.
 
         Raises:
@@ -236,7 +239,12 @@ class RunResult:
         """
         if end.status == JobStatus.FAILED.value:
             raise NotRestarted(
-                f"Job {job_name!r} ended {end.status}: {end.reason}.",
+                f"Job {catalog.job_name!r} ended {end.status}: {end.reason}.",
                 hint="Mend the cause, and run the job again: it goes on from its newest checkpoint.",
             )
+        newest = None
+        try:
+            newest = find_newest(catalog).metadata
+        except CheckpointError as error:
+            _log.warning("Job %r is over, and its newest checkpoint is not known: %s", catalog.job_name, error)
         return cls(JobStatus(end.status), newest)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, End, Lease, Submission, find_newest, last_seen
+from dagster_ckpt.checkpoint import CheckpointCatalog, End, Lease, Submission, last_seen
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import (
     LATEST,
@@ -217,7 +217,7 @@ class Drive:
             if self.submission is None and (self.earlier or settings.request.is_plain):
                 series = Resumption(job, catalog, self.earlier, clock, time.sleep).series()
             if isinstance(series, End):
-                return RunResult.of_job_over(job.name, series, find_newest(catalog).metadata)
+                return RunResult.of_job_over(catalog, series)
             self.on_resume()
             asked = _Cancellation(catalog, self.run_id, clock, Lease.of(settings.config))
 

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Mapping
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control import Choice, End, Upgrade
+from dagster_ckpt.checkpoint.control import Choice, End
+from dagster_ckpt.checkpoint.format import Upgrade
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint, CorruptRecord
 
 __all__ = ["pending_upgrade", "taken_back_since"]

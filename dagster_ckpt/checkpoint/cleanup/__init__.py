@@ -9,6 +9,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import (
     finish_deletions,
     finish_end,
     is_unfinished,
+    store_that_ends,
 )
 from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
@@ -38,6 +39,7 @@ __all__ = [
     "kept_savepoint",
     "pin_checkpoint",
     "refuse_half_deleted",
+    "store_that_ends",
     "sweep_job",
     "sweep_start",
     "unpin_checkpoint",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, pending_upgrade, shared_in_use
-from dagster_ckpt.checkpoint.control import FAILING, ROUNDS, Claim, End
+from dagster_ckpt.checkpoint.control import FAILING, ROUNDS, Choice, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, give_up_claimed
@@ -26,6 +26,7 @@ __all__ = [
     "finish_recorded_deletions",
     "given_up_numbers",
     "is_unfinished",
+    "store_that_ends",
 ]
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def close_earlier(catalog: CheckpointCatalog, claim: Claim, clock: Clock, *, end
             if epoch >= claim.series and (end := epochs.read_end(epoch)) is not None and end.is_final:
                 over = end
     if over is not None:
-        _record_end(catalog, claim, over)
+        epochs.record_own_end(claim.epoch, over)
     return over
 
 
@@ -156,7 +157,7 @@ def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) 
     """
     claim = _claim_after(catalog, dead, clock)
     if close_earlier(catalog, claim, clock, ends_job=True) is None:
-        _record_end(catalog, claim, end)
+        catalog.records.epochs.record_own_end(claim.epoch, end)
     finish_deletions(catalog, claim.epoch)
     return claim
 
@@ -197,31 +198,28 @@ def end_dead_epoch(
             hint="Nothing is to be done: that end counts.",
         )
     finish_deletions(catalog, claim.epoch)
-    _record_end(catalog, claim, End(status.value, reason, discards, iso(clock.time()), *back))
+    end = End(status.value, reason, discards, iso(clock.time()), *back)
+    catalog.records.epochs.record_own_end(claim.epoch, end)
     if not discards or chosen is None:
         return ()
-    job_id = chosen[1].job_id
-    store = CompletedCheckpointStore(
-        catalog,
-        claim,
-        job_id=job_id,
-        first_id=catalog.next_id(job_id),
-        restored_from=None,
-        mode=config.mode.value,
-        clock=clock,
-        claimed=claimed_savepoint(catalog, chosen[1]),
-    )
+    store = store_that_ends(catalog, claim, chosen[1], config, clock)
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
 
 
-def _record_end(catalog: CheckpointCatalog, claim: Claim, end: End) -> None:
-    """Record the end of the caller's epoch.
-
-    Raises:
-        Fenced: a newer run has closed the epoch.
-    """
-    if not catalog.records.epochs.record_end(claim.epoch, end):
-        catalog.records.epochs.check(claim.epoch)
+def store_that_ends(
+    catalog: CheckpointCatalog, claim: Claim, choice: Choice, config: CheckpointConfig, clock: Clock
+) -> CompletedCheckpointStore:
+    """The checkpoints of the lineage of ``choice``, for the holder of ``claim``, which ends the job and adds none."""
+    return CompletedCheckpointStore(
+        catalog,
+        claim,
+        job_id=choice.job_id,
+        first_id=catalog.next_id(choice.job_id),
+        restored_from=None,
+        mode=config.mode.value,
+        clock=clock,
+        claimed=claimed_savepoint(catalog, choice),
+    )
 
 
 def _is_restarted(catalog: CheckpointCatalog, chooser: int, dead: Claim) -> bool:

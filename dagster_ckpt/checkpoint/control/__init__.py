@@ -8,10 +8,8 @@ from dagster_ckpt.checkpoint.control.epochs import (
     NOTHING,
     Choice,
     Claim,
-    CodeVersion,
     End,
     Settled,
-    Upgrade,
 )
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
 from dagster_ckpt.checkpoint.control.heartbeat import (
@@ -58,7 +56,6 @@ __all__ = [
     "CancelRequest",
     "Choice",
     "Claim",
-    "CodeVersion",
     "Completed",
     "End",
     "FailedCheckpoints",
@@ -81,7 +78,6 @@ __all__ = [
     "Settled",
     "Streak",
     "TakenSavepoint",
-    "Upgrade",
     "free_job",
     "in_order",
     "name_taken",

@@ -16,7 +16,9 @@ from typing import TypeVar
 
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
+    UNTOLD,
     CheckpointId,
+    CodeVersion,
     Epoch,
     JobId,
     Line,
@@ -32,7 +34,7 @@ from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, Fenced, MustStop, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem, Reserve
 
-__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "CodeVersion", "End", "Epochs", "Settled", "Upgrade"]
+__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
 
 #: The end of an epoch whose job is to be restarted; every other end is one of Flink's job statuses.
 FAILING = "FAILING"
@@ -73,42 +75,6 @@ class Claim:
     pid: int
     claimed_at: Line
     lease: Lease = UNSAID
-
-
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """A change of the code whose new version has no checkpoint yet.
-
-    Attributes:
-        before: the version that took the checkpoints until then.
-        checkpoint: what ``before`` goes on from, as ``restored`` of a choice; ``None`` for nothing.
-        epoch: the first epoch of the new version.
-        began_at: when that epoch chose, ISO 8601 in UTC.
-        returns: whether the job returns to ``before`` by itself if the new version fails.
-    """
-
-    before: Line
-    checkpoint: Line | None
-    epoch: Epoch
-    began_at: Line
-    returns: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CodeVersion:
-    """The code of the query that an epoch ran.
-
-    Attributes:
-        version: the ``code_version`` of the asset; ``None`` where nobody told it.
-        upgrade: the change that ``version`` still has to prove by a checkpoint.
-        taken_back: the version that failed, in whose place ``version`` was taken from ``previous``.
-        in_place_of: the deployed version, in whose place a cut-over has put ``version`` for as long as it is deployed.
-    """
-
-    version: Line | None = None
-    upgrade: Upgrade | None = None
-    taken_back: Line | None = None
-    in_place_of: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +127,7 @@ class Choice:
     marks: bool = False
     spark_version: Line | None = None
     sink_position: Text | None = None
-    code: CodeVersion = CodeVersion()
+    code: CodeVersion = UNTOLD
     elsewhere: Text = ""
     moved: Moved | None = None
     query: Line = ""
@@ -350,6 +316,17 @@ class Epochs:
         except PublishConflict:
             return False
         return True
+
+    def record_own_end(self, epoch: int, end: End) -> bool:
+        """Record how the caller's ``epoch`` ended; ``False`` when the caller has recorded an end already, which counts.
+
+        Raises:
+            Fenced: a newer run has taken the job over, and has closed the epoch.
+        """
+        is_first = self.record_end(epoch, end)
+        if not is_first:
+            self.check(epoch)
+        return is_first
 
     def record_settled(self, epoch: int, settled: Settled) -> None:
         """Record which checkpoints were complete when ``epoch`` was over. Only the first record of an epoch counts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.format import layout
+from dagster_ckpt.checkpoint.format.code_versions import UNTOLD, CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, StateKeys, Topic
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
@@ -74,11 +75,13 @@ __all__ = [
     "RESCALE",
     "SAVEPOINT",
     "SAVEPOINT_DIR_PREFIX",
+    "UNTOLD",
     "Batch",
     "CheckpointId",
     "CheckpointMetadata",
     "CheckpointName",
     "CheckpointSource",
+    "CodeVersion",
     "Count",
     "Epoch",
     "Facts",
@@ -101,6 +104,7 @@ __all__ = [
     "Text",
     "Token",
     "Topic",
+    "Upgrade",
     "checkpoint_directory",
     "checkpoint_id",
     "corrupt",

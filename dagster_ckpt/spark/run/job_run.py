@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,25 +13,22 @@ from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import (
-    FAILING,
     CheckpointCatalog,
     Claim,
     End,
     Heart,
     Lease,
-    ProcessIdentity,
     Streak,
     Submission,
     close_earlier,
     discard_within,
     finish_deletions,
-    free_job,
     restart_after,
     so_far,
-    this_host,
+    store_that_ends,
 )
 from dagster_ckpt.clock import Clock, iso
-from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest
+from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -45,12 +41,12 @@ from dagster_ckpt.errors import (
     RestoreRefused,
 )
 from dagster_ckpt.filesystem import local_failure
+from dagster_ckpt.spark.claims import Claims
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointDue,
     CheckpointFailed,
     CheckpointsDiscarded,
-    EpochClaimed,
     Event,
     Restarting,
     SettingsIgnored,
@@ -59,7 +55,6 @@ from dagster_ckpt.spark.events import (
 )
 from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.jvm import as_loss, let_go_of_lost_jvm, refuse_lost, start_beside
-from dagster_ckpt.spark.live import probe_working_directory, refuse_impossible
 from dagster_ckpt.spark.metrics import measured
 from dagster_ckpt.spark.query import driver_jvm_pid, refuse_running_tasks
 from dagster_ckpt.spark.releases import release_of
@@ -84,7 +79,6 @@ class _State:
     """What is kept from one start of a run to the next."""
 
     request: RestoreRequest
-    series: int | None
     prepared: Prepared | None = None
     ignored: set[str] = field(default_factory=set)
 
@@ -139,8 +133,8 @@ class StreamingRun:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailedStarts(job, run_id, clock)
         self._upgrading = Upgrading(job, self._catalog, clock)
-        self._submission, self._after = submission, submission.after if submission else after
-        self._state = _State(request, series)
+        self._claims = Claims(job, self._catalog, run_id, clock, self._emit, series, submission, after)
+        self._state = _State(request)
         self._spark: SparkSession | None = None
         self._tracer = StartTracer(clock, earlier)
         #: Waits for the JVM that is started beside the claim.
@@ -171,9 +165,9 @@ class StreamingRun:
         self._tracer.begin("claim")
         self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         try:
-            claim = self._take_over()
+            claim = self._claims.take_over(self._state.request, self._cancel.wait)
         except Exception as error:
-            self._failures.record_before_claim(self._state.series, error)
+            self._failures.record_before_claim(self._claims.series, error)
             raise
         heart = Heart(
             self._catalog.records.heartbeat,
@@ -188,12 +182,11 @@ class StreamingRun:
         try:
             while True:
                 result = self._start(claim, heart)
-                token = uuid.uuid4().hex
                 while result is None:
                     try:
                         self._tracer.begin("claim")
                         # If another run has taken the job over while this one waited, the job is that run's.
-                        claim = self._claim(token, claim.epoch)
+                        claim = self._claims.open(claim)
                         heart.hold(claim.epoch)
                         break
                     except Fenced:
@@ -207,39 +200,6 @@ class StreamingRun:
             # A run that fails while it is interrupted has failed.
             heart.stop(interrupted=returned and self._is_interrupted)
 
-    def _take_over(self) -> Claim:
-        """The run's first claim, after checking that the job can run here and that no other run drives it."""
-        refuse_impossible(self._job)
-        # Check this directory first: a storage in the driver's memory keeps its records there.
-        probe_working_directory(self._job)
-        self._job.filesystem.probe()
-        self._catalog.records.claim_ownership(self._job.deployment)
-        self._catalog.records.reserve.keep()
-        if self._state.request.restore_from not in {LATEST, NONE} and self._state.request.move is None:
-            self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
-        free_job(self._catalog.records.heartbeat, self._clock, self._cancel.wait)
-        return self._claim(uuid.uuid4().hex, self._after, self._submission)
-
-    def _claim(self, token: str, after: int | None, submission: Submission | None = None) -> Claim:
-        """Claim the epoch after ``after``, or the next one there is; a ``submission`` must still stand then."""
-        claim = self._catalog.records.epochs.claim(
-            token=token,
-            series=self._state.series,
-            run_id=self._run_id,
-            host=this_host(),
-            pid=ProcessIdentity.current().pid,
-            now=iso(self._clock.time()),
-            after=after,
-            is_start=True,
-            lease=Lease.of(self._job.config),
-        )
-        # The run withdraws its submission, then looks for a claim: one of the two sees what the other has done.
-        if submission is not None:
-            self._catalog.records.submissions.check(self._run_id)
-        self._emit(EpochClaimed(claim.epoch))
-        self._state.series = claim.series
-        return claim
-
     def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
         """Make one start of the query; ``None`` when the start failed and the next one is due."""
         self._state.prepared = None
@@ -249,7 +209,7 @@ class StreamingRun:
         try:
             if (over := close_earlier(self._catalog, claim, self._clock)) is not None:
                 _log.warning("Job %r is over, and is not resumed: %s: %s", self._job.name, over.status, over.reason)
-                return RunResult.of_job_over(self._job.name, over)
+                return RunResult.of_job_over(self._catalog, over)
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
             tracer.hold(claim, self._catalog.records.starts, lambda trace: self._emit(StartTraced(trace)))
@@ -330,29 +290,32 @@ class StreamingRun:
         on_record: Callable[[], None] = lambda: None,
     ) -> RunResult:
         """Record the end and clean up as the policy says; a refused restore has changed nothing and deletes nothing."""
-        prepared = self._state.prepared
+        prepared, config = self._state.prepared, self._job.config
         if status is JobStatus.CANCELED and self._is_interrupted:
             _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
             return RunResult(status, None)
         keeps = prepared is None or refused or self._upgrading.back[0] is not None
-        discards = not keeps and self._job.config.discards(status)
+        discards = not keeps and config.discards(status)
+        claim = self._claims.open(claim, is_start=False)
         self._catalog.records.epochs.check(claim.epoch)
         end = End(status.value, reason, discards, iso(self._clock.time()), *self._upgrading.back)
-        if not self._catalog.records.epochs.record_end(claim.epoch, end):
-            self._catalog.records.epochs.check(claim.epoch)  # a newer run has closed this epoch, and has the job
-            discards = False  # this start is on record as failed: whoever ends the job does the cleanup
+        if not self._catalog.records.epochs.record_own_end(claim.epoch, end):
+            discards = False  # another end is on record: whoever ends the job does the cleanup
         on_record()
         if prepared is None:
             return RunResult(status, None)
+        store = prepared.store
+        if discards and store.epoch < claim.epoch:
+            store = store_that_ends(self._catalog, claim, prepared.choice, config, self._clock)
         if not keeps:
-            why, within = f"{status.value}: {reason}, and the cleanup policy deletes", self._job.config.timeout
-            discarded = discard_within(within.total_seconds(), prepared.store, why) if discards else ()
-            self._emit(CheckpointsDiscarded(discarded, prepared.store.retained))
+            why = f"{status.value}: {reason}, and the cleanup policy deletes"
+            discarded = discard_within(config.timeout.total_seconds(), store, why) if discards else ()
+            self._emit(CheckpointsDiscarded(discarded, store.retained))
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays, so that the next start can salvage from it.
             shutil.rmtree(prepared.directory, ignore_errors=True)
             prepared.live.remove()
-        return RunResult(status, None if discards else next(reversed(prepared.store.retained), None))
+        return RunResult(status, None if discards else next(reversed(store.retained), None))
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
         """Record a failure, and wait for a restart within this run; raise if there is none."""
@@ -380,17 +343,14 @@ class StreamingRun:
                 refused = isinstance(error, (RestoreRefused, MustStop, CorruptCheckpoint))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
             raise error
-        failing = End(FAILING, reason, discarded=False, ended_at=iso(self._clock.time()))
         if isinstance(error, DriverLost):
             if error.needs_process:
-                with contextlib.suppress(OSError):
-                    self._catalog.records.epochs.record_end(claim.epoch, failing)
+                self._claims.close(claim, reason)
                 raise error
             self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         delay = self._job.restart.seconds_left(decision, self._clock.time())
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
-        with contextlib.suppress(OSError):
-            self._catalog.records.epochs.record_end(claim.epoch, failing)
+        self._claims.close(claim, reason)
         return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None

@@ -16,7 +16,8 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import close_earlier, finish_dele
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Epochs, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot

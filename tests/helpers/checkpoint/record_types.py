@@ -8,12 +8,12 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import dagster_ckpt
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.control.failures import Streak
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints
 from dagster_ckpt.checkpoint.control.quarantine import FellBack
 from dagster_ckpt.checkpoint.control.savepoint_requests import Asked, TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.start_traces import Step
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress
 from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointError, Fenced, QueryFailed, SinkMismatch, StorageError
-from dagster_ckpt.spark.events import Restarting, Started
+from dagster_ckpt.spark.events import CheckpointsDiscarded, Event, Restarting, Started
+from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run import running_query
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
-from tests.jobs.harness import OFTEN, Bench, eventually
+from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
+from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,6 +232,41 @@ def test_cancel_while_waiting_for_the_restart(bench: Bench) -> None:
     assert (end.status, end.reason) == ("CANCELED", "canceled while it waited for its restart")
     bench.tick()
     bench.assert_exact()
+
+
+def test_checkpoints_go_with_a_cancellation_after_a_claim_that_failed(ticked: Bench) -> None:
+    """The epoch of the failed start is closed, so the run ends the job, and deletes, under the next one."""
+    ticked.land(1)
+    epoch = ticked.catalog.records.epochs.highest() + 1
+    trouble = [Fail()]
+
+    def fail(operation: Operation) -> Action | None:
+        is_claim = operation.name == "create" and operation.path.endswith(f"/e-{epoch + 1:010}")
+        return trouble.pop() if is_claim and trouble else None
+
+    def told(event: Event) -> None:
+        if isinstance(event, Restarting) and not trouble:
+            launch.run.cancel()
+
+    config = NEVER.model_copy(update={"cleanup": ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION})
+    job = ticked.job(
+        config=config,
+        query=failing(9, ticked.root / "failed", bad=35),
+        restart=FixedDelayRestart(3, _AT_ONCE),
+        filesystem=FaultInjectingFileSystem(ticked.filesystem, fail),
+    )
+    launch = Launch(job, RestoreRequest(), told=told)
+    assert launch.result() == RunResult(JobStatus.CANCELED, None)
+    assert len(launch.restarts) == 2
+    ends = [ticked.catalog.records.epochs.read_end(number) for number in (epoch, epoch + 1)]
+    assert [None if end is None else (end.status, end.discarded) for end in ends] == [
+        ("FAILING", False),
+        ("CANCELED", True),
+    ]
+    (discarded,) = launch.of(CheckpointsDiscarded)
+    assert discarded.discarded
+    assert not discarded.retained
+    assert ticked.checkpoints() == []
 
 
 def test_cancel_during_a_long_batch(bench: Bench) -> None:

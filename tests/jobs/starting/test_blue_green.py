@@ -14,7 +14,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, UpgradeFailed
 from dagster_ckpt.spark.events import Started

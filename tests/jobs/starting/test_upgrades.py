@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions
 
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup
 from dagster_ckpt.config.recovery import UpgradeMode
 from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from tests.jobs.harness import Bench
 from tests.jobs.starting.upgraded import Location
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from dagster_ckpt.cli import main
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.testing.dagster_dev import wait_for

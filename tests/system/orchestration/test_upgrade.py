@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.

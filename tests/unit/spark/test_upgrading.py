@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.epochs import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import RestoreRequest

@@ -9,8 +9,9 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
-from dagster_ckpt.checkpoint.control.epochs import Choice, CodeVersion, End, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import Choice, End
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state

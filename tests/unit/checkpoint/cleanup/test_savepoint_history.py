@@ -23,9 +23,10 @@ from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
     kept_savepoint,
     refuse_half_deleted,
 )
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, CodeVersion, End, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, End
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint

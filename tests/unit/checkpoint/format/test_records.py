@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion, _Decision
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Settled, Upgrade
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import _Owner
@@ -30,6 +30,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint
 from dagster_ckpt.checkpoint.format import records
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.format.records import Moved, encode_record, read_record
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity

@@ -21,7 +21,7 @@ from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
-from tests.helpers.checkpoint.driver import JOB
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 
 
 @dataclass
@@ -88,6 +88,13 @@ class Resumed:
 
 
 @pytest.fixture
+def pins(tmp_path: Path) -> Pins:
+    directory = tmp_path / "pins"
+    directory.mkdir()
+    return Pins(directory)
+
+
+@pytest.fixture
 def resumed(tmp_path: Path) -> Resumed:
     return Resumed(tmp_path)
 
@@ -119,6 +126,18 @@ def test_a_run_that_resumes_a_job_that_is_over_begins_nothing(resumed: Resumed, 
     assert resumed.sessions == 0
     assert resumed.ends() == [end, end], "nobody resumes the job once more"
     assert resumed.catalog.records.failures.of(1) == []
+
+
+def test_a_run_that_finds_its_job_over_tells_the_newest_checkpoint(resumed: Resumed, pins: Pins) -> None:
+    before = Run(resumed.storage, Ledger(), pins).start()
+    before.checkpoint(state(1))
+    taken = before.checkpoint(state(2))
+    end = ended(JobStatus.FINISHED)
+    result = resumed.drive(1, at_the_claim(lambda: resumed.catalog.records.epochs.record_end(1, end)))
+    assert result == RunResult(JobStatus.FINISHED, taken)
+
+    (resumed.root / "storage" / JOB / taken.reference / "_metadata").write_bytes(b"{")
+    assert RunResult.of_job_over(resumed.catalog, end) == RunResult(JobStatus.FINISHED, None)
 
 
 def test_nor_one_that_resumes_a_job_that_has_failed(resumed: Resumed) -> None:

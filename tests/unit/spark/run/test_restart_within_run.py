@@ -13,13 +13,13 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import Fenced, JavaNotFound, SparkNotStarted, StorageError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.spark.events import Event, Restarting
-from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.testing import Action, Fail, FailAfter, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import JOB
@@ -49,6 +49,7 @@ class Restarted:
     filesystem: FileSystem = field(init=False)
     restarts: int = 2
     errors: list[str] = field(default_factory=list)
+    made: StreamingRun | None = None
 
     def __post_init__(self) -> None:
         self.filesystem = PosixFileSystem(self.root / "storage")
@@ -61,7 +62,17 @@ class Restarted:
         epochs = self.catalog.records.epochs
         return [epochs.read_claim(epoch) for epoch in epochs.names()]
 
-    def run(self) -> None:
+    def ends(self) -> list[tuple[str, str] | None]:
+        """The status and the reason of each epoch's end."""
+        epochs = self.catalog.records.epochs
+        ends = [epochs.read_end(epoch) for epoch in epochs.names()]
+        return [None if end is None else (end.status, end.reason) for end in ends]
+
+    def cancel(self) -> None:
+        assert self.made is not None
+        self.made.cancel()
+
+    def run(self) -> RunResult:
         def emit(event: Event) -> None:
             if isinstance(event, Restarting):
                 self.errors.append(event.error)
@@ -78,9 +89,10 @@ class Restarted:
             deployment="tests",
             inline_threshold=1024,
         )
-        StreamingRun(
+        self.made = StreamingRun(
             job, run_id=uuid.uuid4().hex, request=RestoreRequest(), series=None, clock=SystemClock(), emit=emit
-        ).run()
+        )
+        return self.made.run()
 
 
 @pytest.fixture
@@ -152,6 +164,44 @@ def test_a_claim_whose_reply_was_lost_is_the_runs_own(restarted: Restarted) -> N
     assert len(restarted.errors) == 2
 
 
+@pytest.mark.parametrize("action", [Fail, FailAfter], ids=["failed", "unheard"])
+def test_a_cancellation_after_a_claim_that_failed_is_on_record(
+    restarted: Restarted, action: type[Fail | FailAfter]
+) -> None:
+    """The epoch of the start has an end already, by which the sensor would resume the job."""
+    trouble: list[Action] = [action()]
+
+    def fail(operation: Operation) -> Action | None:
+        is_claim = operation.name == "create" and operation.path.endswith(f"/e-{2:010}")
+        return trouble.pop() if is_claim and trouble else None
+
+    restarted.meanwhile = lambda: None if trouble else restarted.cancel()
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, fail)
+    result = restarted.run()
+    assert (result.status, result.newest) == (JobStatus.CANCELED, None)
+    assert len(restarted.errors) == 2
+    assert restarted.ends() == [
+        ("FAILING", "there is no Spark here"),
+        ("CANCELED", "canceled while it waited for its restart"),
+    ]
+    assert len({claim.run_id for claim in restarted.claims() if claim is not None}) == 1
+
+
+def test_an_end_after_a_claim_that_failed_is_on_record(restarted: Restarted) -> None:
+    trouble = [Fail(), Fail()]
+
+    def fail(operation: Operation) -> Action | None:
+        is_claim = operation.name == "create" and operation.path.endswith(f"/e-{2:010}")
+        return trouble.pop() if is_claim and trouble else None
+
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, fail)
+    with pytest.raises(StorageError):
+        restarted.run()
+    (_, end) = restarted.ends()
+    assert end is not None
+    assert end[0] == "FAILED"
+
+
 def test_a_restart_on_a_full_disk_leaves_the_reserve_to_ends(restarted: Restarted) -> None:
     disk, found = restarted.root / "storage", list[int]()
     disk.mkdir()
@@ -165,7 +215,7 @@ def test_a_restart_on_a_full_disk_leaves_the_reserve_to_ends(restarted: Restarte
         with pytest.raises(StorageError, match="No space left"):
             restarted.run()
         assert found == [1 << 20, 1 << 20], "the claim that failed in between has left the reserve"
-        end = restarted.catalog.records.epochs.read_end(1)
+        end = restarted.catalog.records.epochs.read_end(2)
         assert end is not None
         assert end.status == "FAILED"
 
