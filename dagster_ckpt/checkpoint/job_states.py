@@ -52,7 +52,8 @@ class JobState:
         job_name: the job.
         state: ``NEVER RAN``; ``STARTING``, a run has claimed the job and not beaten yet; ``RUNNING``; ``DEAD``,
             ``INTERRUPTED`` or ``RESTARTING``, the sensor resumes it, or ``dagster-ckpt run``; ``FINISHED``,
-            ``CANCELED`` or ``FAILED``, it is over; ``UNREADABLE``, its records are damaged, or not for this user.
+            ``CANCELED`` or ``FAILED``, it is over; ``UNREADABLE``, its records are damaged or not for this user, or the
+            storage fails at them.
         reason: for people; may be empty.
         epoch: the newest, 0 before the first.
         run_id: the run that has claimed the newest epoch, ``None`` before the first.
@@ -133,7 +134,8 @@ def states_of_jobs(filesystem: FileSystem, names: Sequence[str], clock: Clock) -
         clock: of this host.
 
     Raises:
-        StorageError: the storage failed. A job whose directory is closed to this user is UNREADABLE instead.
+        StorageError: the storage failed at every job. If it fails at some jobs, these are UNREADABLE instead, and so is
+            a job whose directory is closed to this user.
     """
     own, *others = _shares(filesystem, names)
     with without_collection(), ExitStack() as processes:
@@ -197,14 +199,15 @@ def _states(filesystem: FileSystem, names: Sequence[str], clock: Clock) -> list[
         _ask_together(filesystem, glances)
     except StorageError as error:
         if not error.is_denied:
-            raise  # else each job is asked by itself
+            filesystem.list("")  # it fails, too, if the whole storage is away; else each job is asked by itself
+    failed: list[StorageError] = []
 
     def of(name: str) -> JobState | None:
         try:
             return asked(name)
         except StorageError as error:
             if not error.is_denied:
-                raise
+                failed.append(error)
             return JobState(name, _UNREADABLE, _told(error))
 
     def asked(name: str) -> JobState | None:
@@ -216,7 +219,10 @@ def _states(filesystem: FileSystem, names: Sequence[str], clock: Clock) -> list[
         return found if is_well else job_state(CheckpointCatalog(filesystem, name), clock)
 
     with ThreadPoolExecutor(_AT_ONCE, "dagster-ckpt-state") as threads:
-        return list(threads.map(of, names))
+        found = list(threads.map(of, names))
+    if failed and len(failed) == len(names):
+        raise failed[0]
+    return found
 
 
 def _ask_together(filesystem: FileSystem, glances: Mapping[str, OneLook]) -> None:

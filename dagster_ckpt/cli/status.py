@@ -49,13 +49,13 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -> None:
     """Tell how JOB or every job is doing: its state, its health, its run, and its newest checkpoint.
 
-    RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
-    sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records are
-    damaged, or this user may not read them. The lag is what Kafka had beyond the newest checkpoint when that was taken,
-    in records. Below the table:
-    the standbys, why, the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one
-    that needs help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its
-    newest checkpoint is damaged.
+    RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING:
+    the sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records
+    are damaged, this user may not read them, or the storage fails at them and not at those of every job. The lag is
+    what Kafka had beyond the newest checkpoint when that was taken, in records. Below the table: the standbys, why,
+    the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one that needs
+    help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its newest
+    checkpoint is damaged.
     """
     if watch is None:
         sys.exit(5 if _tell(storage_at(path), job, as_json=as_json) else 0)

@@ -240,6 +240,34 @@ class TestManyJobs:
         with pytest.raises(StorageError):
             states_of_jobs(storage, [job.name], SystemClock())
 
+    @pytest.mark.parametrize("failing", ["control", "control/epochs", "control/heartbeat", "_metadata"])
+    @pytest.mark.parametrize("is_distant", [False, True], ids=["a directory", "a bucket"])
+    def test_one_at_which_the_storage_fails_leaves_the_others_be(
+        self, tmp_path: Path, failing: str, *, is_distant: bool
+    ) -> None:
+        for name in ("one", "two", "three"):
+            _running(StoredJob(tmp_path, name))
+        storage = FaultInjectingFileSystem(StoredJob(tmp_path, "any").catalog.filesystem)
+        storage.is_distant = is_distant
+        (tmp_path / "nobodys" / "files").mkdir(parents=True)
+        storage.plan = lambda asked: Fail() if asked.path.startswith("two/") and asked.path.endswith(failing) else None
+        one, two, three, nobody = states_of_jobs(storage, ["one", "two", "three", "nobodys"], SystemClock())
+        alone = [job_state(CheckpointCatalog(storage, name), SystemClock()) for name in ("one", "three")]
+        assert list(map(self._told, (one, three))) == list(map(self._told, alone))
+        assert nobody is None
+        assert two is not None
+        assert (two.state, two.needs_help, two.newest) == ("UNREADABLE", True, None)
+        assert f"{failing}) failed" in two.reason
+
+    def test_a_storage_that_is_away_is_asked_for_no_job_by_itself(self, tmp_path: Path) -> None:
+        names = ["one", "two", "three"]
+        for name in names:
+            _running(StoredJob(tmp_path, name))
+        storage = FaultInjectingFileSystem(StoredJob(tmp_path, "any").catalog.filesystem, lambda _: Fail())
+        with pytest.raises(StorageError):
+            states_of_jobs(storage, names, SystemClock())
+        assert len(storage.operations) <= 2, storage.operations
+
     def test_those_that_run_cost_six_requests_of_a_bucket_each(self, tmp_path: Path) -> None:
         names = [f"job-{number}" for number in range(5)]
         for name in names:

@@ -170,6 +170,30 @@ def test_a_storage_that_fails_is_an_error_and_no_damage(tmp_path: Path, monkeypa
     assert "orders/control/heartbeat) failed" in told
 
 
+def test_the_others_are_told_of_where_a_storage_fails_at_one_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [StoredJob(tmp_path, name) for name in ("bad", "good")]
+    for job in jobs:
+        _running(job)
+    storage = FaultInjectingFileSystem(
+        jobs[0].catalog.filesystem, lambda operation: Fail() if operation.path == "bad/control/heartbeat" else None
+    )
+    monkeypatch.setattr(status, "storage_at", lambda _: storage)
+    code, rows = _status(jobs[0])
+    assert code == 5
+    assert [(row["job"], row["state"], row["health"]) for row in rows] == [
+        ("bad", "UNREADABLE", "needs help"),
+        ("good", "RUNNING", "well"),
+    ]
+    assert "bad/control/heartbeat) failed" in rows[0]["reason"]
+    shown = CliRunner().invoke(main, ["status", "--path", str(tmp_path)])
+    assert shown.exit_code == 5
+    assert "bad: " in shown.stdout
+    assert "heartbeat) failed" in shown.stdout
+    assert "RUNNING" in shown.stdout
+
+
 def _of_kafka(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the job's checkpoints tell of a topic with two partitions, and of a source that tells no lag."""
     plain = job._snapshot
