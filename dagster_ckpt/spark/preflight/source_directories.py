@@ -34,7 +34,12 @@ _SINK_LOG = "_spark_metadata"
 
 
 def directories_finding(
-    job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter, unpacked: Path
+    job_name: str,
+    restored: CheckpointMetadata,
+    writer: DataStreamWriter,
+    unpacked: Path,
+    *,
+    gives_up_in_flight: bool = False,
 ) -> Finding:
     """Whether a file source of the query has a path at which none of the files is that it has read.
 
@@ -46,6 +51,7 @@ def directories_finding(
         restored: the checkpoint.
         writer: the query.
         unpacked: the directory of the checkpoint's checkpointLocation.
+        gives_up_in_flight: whether the plan of a batch in flight is forgotten before the query starts.
     """
     sources = listed_sources(writer)
     if len(sources) != len(restored.facts.sources) and not any(source.is_named for source in sources):
@@ -54,7 +60,8 @@ def directories_finding(
     for source in sources:
         try:
             file = _left(location, restored.batch, writer, source)
-            is_noticed = file is not None and _is_noticed(location, restored.batch, writer, source, file)
+            last = restored.batch if gives_up_in_flight else location.newest()
+            is_noticed = file is not None and _is_noticed(location, restored.batch, last, writer, source, file)
         except CheckpointError as error:
             return Finding.fine(CHECK, f"not checked: {error.message}")
         if file is None:
@@ -100,12 +107,12 @@ def _logged(location: CheckpointLocation, log: str) -> Iterator[str]:
 
 
 def _is_noticed(
-    location: CheckpointLocation, batch: int, writer: DataStreamWriter, source: QuerySource, file: str
+    location: CheckpointLocation, batch: int, last: int, writer: DataStreamWriter, source: QuerySource, file: str
 ) -> bool:
-    """Whether Spark opens the files of the last batch again, and finds that they are not below the path."""
+    """Whether Spark opens the files of ``batch`` up to ``last`` again, and finds that they are not below the path."""
     before = location.previous_offsets(batch)
     read = None if before is None else location.offsets(before).file_source_offset(source.id)
-    if location.offsets(location.newest()).file_source_offset(source.id) == read or _is_pattern(source.table):
+    if location.offsets(last).file_source_offset(source.id) == read or _is_pattern(source.table):
         return False
     below = split_location(qualified(writer, source.table)).path.rstrip("/")
     return not split_location(file).path.startswith(below)  # as Spark compares: /in is above /input for it

@@ -225,7 +225,9 @@ def _checked(
         state_keys_finding(restored, start.state_keys),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
-        directories_finding(job.name, restored, start.writer, start.location),
+        directories_finding(
+            job.name, restored, start.writer, start.location, gives_up_in_flight=start.gives_up_in_flight
+        ),
         source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
         *later_input_findings(start.origin, restored, start.location, plans),
         *tables,

@@ -97,6 +97,23 @@ def test_spark_would_not_stop_where_its_comparison_of_texts_is_mistaken(bench: B
     assert _found(bench, f"{bench.root}/i").verdict is Verdict.WITH_LOSS
 
 
+def test_spark_would_not_stop_for_a_plan_that_is_given_up(bench: Bench, tmp_path: Path) -> None:
+    """The last batch has read nothing, and Spark opens the files of the batch in flight, if its plan stays."""
+    live = tmp_path / "live"
+    shutil.copytree(_unpacked(bench), live)
+    offsets = live / "offsets"
+    (offsets / "1").rename(offsets / "2")
+    shutil.copy(offsets / "0", offsets / "1")
+    rows = bench.spark.readStream.schema(SCHEMA).json(f"{bench.root}/input")
+    taken = bench.checkpoints()[-1]
+    stays, given_up = (
+        directories_finding(bench.name, taken, rows.writeStream, live, gives_up_in_flight=gives_up)
+        for gives_up in (False, True)
+    )
+    assert isinstance(stays.error, QueryMismatch)
+    assert given_up.verdict is Verdict.WITH_LOSS
+
+
 def test_sources_whose_numbers_are_not_known_are_left_out(bench: Bench) -> None:
     rows = bench.spark.readStream.schema(SCHEMA).json(f"{bench.root}/input")
     found = directories_finding(bench.name, bench.checkpoints()[-1], rows.union(rows).writeStream, _unpacked(bench))
