@@ -35,6 +35,7 @@ class _Kept:
     Attributes:
         wanted: what this process has last asked for, and so what its next run will ask for.
         keeper: the process of the standby.
+        left: keepers that this process is done with and has not seen ended: an adopted JVM keeps its parent.
         next_at: monotonic seconds before which no other is started, if one ends unadopted.
     """
 
@@ -43,6 +44,7 @@ class _Kept:
         self.wanted: Standby | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
         self.thread: threading.Thread | None = None
+        self.left: list[subprocess.Popen[bytes]] = []
         self.next_at = 0.0
 
     @property
@@ -170,15 +172,16 @@ def _keep(wanted: Standby, *, early: bool = False) -> None:
                 start_new_session=True,  # what ends this process's group must not end the standby
             )
         with _kept.lock:
+            _kept.left = [each for each in _kept.left if each.poll() is None]
             _kept.keeper = keeper
             if _kept.wanted is None and not early:
                 keeper.kill()
-        with keeper:  # also when it is the parent of an adopted JVM by then
+        try:
             returned = _returned(keeper, wanted.asked(early=early))
+        finally:
             with _kept.lock:
                 _kept.keeper = None
-                if returned is None:
-                    _kept.thread = None  # which waits for the end of the JVM, and keeps no other from being started
+                _kept.left.append(keeper)
     except Exception as error:
         _log.warning("No standby is kept: %s", error)
         return
@@ -195,6 +198,8 @@ def _returned(keeper: subprocess.Popen[bytes], asked: bytes) -> int | None:
     """How a keeper that was asked for a JVM has ended; ``None`` if a run has adopted the JVM."""
     if keeper.stdin is None or keeper.stdout is None:
         return keeper.wait()
-    keeper.stdin.write(asked)
-    keeper.stdin.flush()
-    return None if keeper.stdout.read().endswith(TAKEN) else keeper.wait()
+    with keeper.stdin, keeper.stdout:
+        keeper.stdin.write(asked)
+        keeper.stdin.flush()
+        is_adopted = keeper.stdout.read().endswith(TAKEN)
+    return None if is_adopted else keeper.wait()

@@ -310,6 +310,58 @@ def test_no_jvm_is_launched_again_soon_when_no_run_has_asked_for_the_last_one(
     assert len(started) == 2
 
 
+#: A keeper whose JVM is adopted at once, and which stays as the parent of the JVM.
+_ADOPTED = """
+import os, time
+input()
+os.write(1, b"taken")
+nowhere = os.open(os.devnull, os.O_RDWR)
+os.dup2(nowhere, 0), os.dup2(nowhere, 1)
+time.sleep(600)
+"""
+
+
+def test_an_adopted_jvm_costs_its_launcher_no_thread_no_file_and_at_its_end_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
+    monkeypatch.setattr(adopting, "make_working_directory", lambda *_: None)
+    monkeypatch.setattr(adopting, "directory", lambda: tmp_path)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Keeper(subprocess.Popen[bytes]):
+        def __init__(self, _: list[str], **settings: Any) -> None:
+            super().__init__([sys.executable, "-c", _ADOPTED], **settings)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Keeper)
+
+    def launch() -> None:
+        adopting.launch_early("job", "local[1]", {}, class_archive=False)
+        thread = kept.thread
+        assert thread is not None
+        thread.join(30)
+        assert not thread.is_alive()
+
+    try:
+        launch()
+        files = _open_files()
+        launch()
+        launch()
+        assert _open_files() == files
+        assert [keeper.poll() for keeper in started] == [None] * 3, "the parents of the JVMs stay"
+        for keeper in started:
+            keeper.kill()
+            os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
+        zombies = [psutil.Process(keeper.pid) for keeper in started]
+        launch()
+        assert not any(zombie.is_running() for zombie in zombies)
+    finally:
+        for keeper in started:
+            keeper.kill()
+            keeper.wait()
+
+
 def test_a_run_without_a_jvm_of_its_own_keeps_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
     spark = SparkSessionResource(standby=1, class_archive=False)
