@@ -9,8 +9,8 @@ the job has been quiet for ``--settle`` seconds, the requests of ``--seconds`` a
 its own, and all run side by side. The prices below make USD of the requests. What is stored and what leaves the cloud
 is not counted, nor is what a batch and a checkpoint cost.
 
-``gs`` is the server of ``dagster_ckpt.testing``, ``s3`` is moto, and ``abfs`` is Azurite, which ``npm`` installs into
-``--npm`` unless it is there.
+``gs`` is the server of ``dagster_ckpt.testing``, ``s3`` is moto, and ``abfs`` is Azurite, which ``npm`` installs unless
+it is there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def main() -> int:
     parser.add_argument("--storages", nargs="+", default=list(PRICES), choices=list(PRICES))
     parser.add_argument("--leases", nargs="+", default=["default", "quiet"], choices=list(LEASES))
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
-    parser.add_argument("--npm", type=Path, default=ROOT / "build" / "azurite")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--case", nargs=4, metavar=("STORAGE", "LEASE", "WAY", "HOME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,7 +76,9 @@ def main() -> int:
         print(json.dumps(_case(options, *options.case)), flush=True)
         return 0
     if "abfs" in options.storages:
-        _azurite(options.npm)
+        from tests.servers.azurite import program  # noqa: PLC0415 - only where it is needed
+
+        program()
     cases = [(storage, lease, way) for storage in options.storages for lease in options.leases for way in options.ways]
     with ThreadPoolExecutor(len(cases)) as pool:
         records = list(pool.map(lambda case: _in_a_process(options, *case), cases))
@@ -88,7 +89,7 @@ def main() -> int:
 
 
 def _in_a_process(options: argparse.Namespace, storage: str, lease: str, way: str) -> dict[str, Any]:
-    figures = [f"--{name}={getattr(options, name)}" for name in ("seconds", "settle", "tick", "npm")]
+    figures = [f"--{name}={getattr(options, name)}" for name in ("seconds", "settle", "tick")]
     with tempfile.TemporaryDirectory(prefix="request-cost-") as home:
         command = [sys.executable, __file__, *figures, "--case", storage, lease, way, home]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -100,7 +101,7 @@ def _in_a_process(options: argparse.Namespace, storage: str, lease: str, way: st
 def _case(options: argparse.Namespace, storage: str, lease: str, way: str, home: str) -> dict[str, Any]:
     import dagster as dg  # noqa: PLC0415 - of the child alone
 
-    with _doors(storage, options.npm, Path(home)) as (door, sensors_door), dg.DagsterInstance.ephemeral() as instance:
+    with _doors(storage, Path(home)) as (door, sensors_door), dg.DagsterInstance.ephemeral() as instance:
         os.environ[_ORDER] = json.dumps([door.path, door.options, lease, home, way])
         definitions = submitted()
         threading.Thread(target=_drive, args=(definitions, way, instance), daemon=True).start()
@@ -240,16 +241,8 @@ def _drive(definitions: Any, way: str, instance: Any) -> None:
         os._exit(1)  # nothing can be counted without the job
 
 
-def _azurite(directory: Path) -> Path:
-    """The program, installed unless it is there."""
-    from tests.servers.azurite import install  # noqa: PLC0415 - only where it is needed
-
-    program = directory / "node_modules" / ".bin" / "azurite-blob"
-    return program if program.exists() else install(directory)
-
-
 @contextlib.contextmanager
-def _doors(storage: str, npm: Path, home: Path) -> Iterator[tuple[Door, Door]]:
+def _doors(storage: str, home: Path) -> Iterator[tuple[Door, Door]]:
     """Two ways into one empty bucket."""
     with contextlib.ExitStack() as stack:
         if storage == "gs":
@@ -270,7 +263,7 @@ def _doors(storage: str, npm: Path, home: Path) -> Iterator[tuple[Door, Door]]:
             from tests.servers.azure_front import AzureFront  # noqa: PLC0415 - of the child alone
             from tests.servers.azurite import ACCOUNT, Azurite, options_at  # noqa: PLC0415
 
-            azurite = stack.enter_context(Azurite(_azurite(npm), home))
+            azurite = stack.enter_context(Azurite(home))
             azurite.create(BUCKET)
             fronts = [stack.enter_context(AzureFront(azurite.host)) for _ in range(2)]
             where = f"abfs://{BUCKET}@{ACCOUNT}.dfs.core.windows.net/base"

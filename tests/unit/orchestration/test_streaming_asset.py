@@ -348,7 +348,7 @@ def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
     def drive(start: Callable[[Callable[[Event], None]], StreamingRun], *_: Any, **__: Any) -> RunResult:
         run = start(lambda _: None)
         request = run._state.request
-        asked.append((request.restore_from, request.allow_loss, run._state.series))
+        asked.append((request.restore_from, request.allow_loss, run._claims.series))
         moves.append(request.move)
         if chooses:
             stored.choose(stored.claim(run._run_id))

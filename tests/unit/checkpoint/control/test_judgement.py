@@ -13,7 +13,14 @@ import pytest
 
 from dagster_ckpt.checkpoint import seen
 from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
-from dagster_ckpt.checkpoint.control.heartbeat import ENDED_ELSEWHERE, INTERRUPTED, Heart, Heartbeat, HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import (
+    ENDED_ELSEWHERE,
+    INTERRUPTED,
+    Heart,
+    Heartbeat,
+    HeartbeatFile,
+    free_job,
+)
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import iso
