@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -242,7 +243,9 @@ class IcebergSink(TableSink):
         """
         del files
         snapshot = self._checked(position)
-        return self._claim(epoch, batch_of(position), lambda history: plan_rollback(history, snapshot, self._job))
+        return self._claim(
+            epoch, batch_of(position), lambda history: plan_rollback(history, snapshot, self._job), held=snapshot
+        )
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
         """Take back all that the lineage wrote, in one commit that also claims the table.
@@ -253,14 +256,28 @@ class IcebergSink(TableSink):
         del began  # the marks tell
         return self._claim(epoch, -1, lambda history: plan_rollback_to_nothing(history, self._job, self._lineage))
 
-    def _claim(self, epoch: int, batch: int, undo: Callable[[History], Rollback] = lambda _: Rollback()) -> str:
-        """Make a snapshot for a start that begins after ``batch``, and take back what ``undo`` says."""
+    def _claim(
+        self,
+        epoch: int,
+        batch: int,
+        undo: Callable[[History], Rollback] = lambda _: Rollback(),
+        *,
+        held: int | None = None,
+    ) -> str:
+        """Make a snapshot for a start that begins after ``batch``, and take back what ``undo`` says.
+
+        Args:
+            epoch: of the start.
+            batch: the batch before its first.
+            undo: tells what is taken back.
+            held: the snapshot that the start goes back to.
+        """
         table = self._table
         if not table.exists:
             table.create(self._attached, self._partition_by)
         table.check_format()
         table.check_unpublished()
-        mark = self._mark(epoch, batch)
+        mark = replace(self._mark(epoch, batch), held=held)
         done = Rollback()
 
         def plan(history: History) -> Change | int:

@@ -32,7 +32,7 @@ __all__ = [
 _JOB, _LINEAGE, _START, _EPOCH, _BATCH = (
     f"dagster_ckpt.{name}" for name in ("job", "lineage", "start", "epoch", "batch")
 )
-_FIRST = "dagster_ckpt.first"
+_FIRST, _HELD = "dagster_ckpt.first", "dagster_ckpt.held"
 _SNAPSHOT = "snapshot"
 #: Operations that change no row, such as a compaction.
 _UNCHANGING = frozenset({"replace"})
@@ -50,18 +50,30 @@ class Mark:
         epoch: the epoch of the start.
         batch: the batch; for a claim the batch before the start's first, -1 for none.
         lineage: the lineage of the start; empty in a mark of a release that did not write the lineage.
+        held: of a claim, the snapshot that the start went back to: then the table has the rows of the job that it had
+            there. ``None`` for the table before its first, and in a mark of a release that did not write this.
     """
 
     start: str
     epoch: int
     batch: int
     lineage: str = ""
+    held: int | None = None
 
     def summary(self, job: str, *, is_first: bool = False) -> dict[str, str]:
         """The properties of the snapshot, which may be the first of the job in the table."""
         lineage = {_LINEAGE: self.lineage} if self.lineage else {}
-        lineage |= {_FIRST: "true"} if is_first else {}
-        return {_JOB: job, **lineage, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
+        held = {} if self.held is None else {_HELD: str(self.held)}
+        first = {_FIRST: "true"} if is_first else {}
+        return {
+            _JOB: job,
+            **lineage,
+            **first,
+            **held,
+            _START: self.start,
+            _EPOCH: str(self.epoch),
+            _BATCH: str(self.batch),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,8 @@ class Snapshot:
             return None
         try:
             start, epoch, batch = self.summary[_START], int(self.summary[_EPOCH]), int(self.summary[_BATCH])
-            return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""))
+            held = int(self.summary[_HELD]) if _HELD in self.summary else None
+            return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""), held)
         except (KeyError, ValueError):
             return None
 
@@ -196,7 +209,7 @@ def newest_property(summary: Mapping[str, str], snapshot: int) -> tuple[str, str
 
     ``expire_snapshots`` deletes the snapshots of a job that writes seldom. The property stays.
     """
-    mark = {name: summary[name] for name in (_JOB, _LINEAGE, _START, _EPOCH, _BATCH) if name in summary}
+    mark = {name: summary[name] for name in (_JOB, _LINEAGE, _HELD, _START, _EPOCH, _BATCH) if name in summary}
     return name_of_newest(summary[_JOB]), json.dumps({_SNAPSHOT: snapshot, **mark})
 
 
@@ -228,7 +241,9 @@ def plan_rollback(history: History, target: int | None, job: str) -> Rollback:
     """
     since = list(history.back(history.head, target))
     end = since[-1].parent if since else history.head
-    if target is not None and history.newest_of(job)[0] == target:
+    newest, mark = history.newest_of(job)
+    # Start after start may have claimed the table and written nothing, while the snapshots between have expired.
+    if target is not None and target in {newest, None if mark is None else mark.held}:
         return Rollback()
     if end != target:
         return _to_another_line(history, since, target, end, job)

@@ -63,13 +63,20 @@ class Table:
         return self.numbers
 
     def commit(
-        self, operation: str, files: Mapping[int, Rows], job: str = "", parent: int | None = None, batch: int = 0
+        self,
+        operation: str,
+        files: Mapping[int, Rows],
+        job: str = "",
+        parent: int | None = None,
+        *,
+        batch: int = 0,
+        held: int | None = None,
     ) -> None:
         parent = self.head if parent is None else parent
         before = {} if parent is None else self.files[parent]
         changed = {"added": len(files.keys() - before.keys()), "deleted": len(before.keys() - files.keys())}
         summary = {f"{what}-data-files": str(count) for what, count in changed.items() if count}
-        mark = Mark("token", 1, batch, self.lineage).summary(job) if job else {}
+        mark = Mark("token", 1, batch, self.lineage, held).summary(job) if job else {}
         self.head = self.number()
         self.made += 1
         self.snapshots[self.head] = Snapshot(self.head, parent, operation, {**summary, **mark}, self.made)
@@ -113,11 +120,11 @@ class Table:
         plan = plan_rollback(self.history, target, job)
         if not plan.undone:
             files = self.now if plan.to is None else self.files[plan.to]
-            self.commit("append", files, job, self.head if plan.to is None else plan.to)
+            self.commit("append", files, job, self.head if plan.to is None else plan.to, held=target)
             return plan
         added = set(files_to_delete(plan, self.changed))
         assert added <= self.now.keys(), "Iceberg would refuse to delete a file that is not there"
-        self.commit("delete", {file: rows for file, rows in self.now.items() if file not in added}, job)
+        self.commit("delete", {file: rows for file, rows in self.now.items() if file not in added}, job, held=target)
         return plan
 
 
@@ -125,6 +132,7 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["batch", "batch", "append", "compact", "tidy", "edit"]), st.sampled_from(JOBS)),
     st.tuples(st.just("expire"), st.integers(1, 3)),
     st.tuples(st.just("tag"), st.sampled_from(JOBS)),
+    st.tuples(st.just("idle"), st.sampled_from(JOBS)),
     *[st.tuples(st.sampled_from(JOBS), st.integers(0, 4))] * 2,
 )
 
@@ -140,6 +148,8 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
     table = Table()
     positions: dict[str, list[int | None]] = {job: [None] for job in JOBS}
     line: dict[str, list[int | None]] = {job: [None] for job in JOBS}
+    idle: dict[str, int | None] = dict.fromkeys(JOBS)
+    last = dict(idle)
     edited = disturbed = False
     for name, detail in steps:
         job = name if name in JOBS else str(detail)
@@ -160,6 +170,14 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
             table.expire(int(detail))
         elif name == "tag":
             table.kept.add(positions[job][-1])
+        elif name == "idle":
+            # A start without a batch leaves no checkpoint. The next one goes on whatever has expired, or others did.
+            if idle[job] is not None:
+                assert table.back(idle[job], job) == Rollback()
+                last[job] = table.head
+            elif (target := positions[job][-1]) is not None and table.history.newest_of(job)[0] == target:
+                table.back(target, job)
+                idle[job], last[job] = target, table.head
         else:
             # Of a job's own name, the checkpoint before its newest.
             number = -2 if isinstance(detail, str) else detail
@@ -179,11 +197,12 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
                 assert table.rows(job, table.head) <= table.rows(job, target)
             del line[job][line[job].index(target) + 1 if target in line[job] else 1 :]
         if name in {"batch", *JOBS}:
+            idle[job], last[job] = None, table.head
             positions[job].append(table.head)
             line[job].append(table.head)
         for each in JOBS:
             newest, mark = table.history.newest_of(each)
-            assert newest == positions[each][-1], "whatever has expired, the job's newest snapshot is known"
+            assert newest == last[each], "whatever has expired, the job's newest snapshot is known"
             assert (mark is None) == (newest is None)
 
 
@@ -226,6 +245,23 @@ def test_a_job_that_writes_seldom_goes_on_after_its_snapshots_have_expired() -> 
     rows = table.rows(OURS, newest)
     assert table.back(newest) == Rollback(), "nothing of the job came after it"
     assert table.rows(OURS, table.head) == rows
+
+
+def test_a_job_that_starts_again_and_again_without_a_batch_goes_on_after_its_claims_have_expired() -> None:
+    """Each start claims the table, and takes no checkpoint; a branch keeps the snapshot of the last batch."""
+    table = Table()
+    table.append(OURS)
+    position = table.head
+    table.kept.add(position)
+    for _ in range(3):
+        assert table.back(position) == Rollback()
+        table.append(OTHERS)
+        table.expire(len(table.snapshots))
+    rows = table.rows(OURS, position)
+    assert table.rows(OURS, table.head) == rows
+    table.append(OURS)
+    with pytest.raises(SinkMismatch, match="any more"):
+        table.back(position)
 
 
 def test_a_table_that_was_set_back_is_told_from_one_whose_newest_snapshot_is_kept() -> None:
