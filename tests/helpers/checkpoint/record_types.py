@@ -38,12 +38,15 @@ _OTHERS = frozenset(
 )
 
 
+_IMPORTS = re.compile(r"import (\([^)]*|.*)\b(read_record|record_in)\b")
+
+
 def record_types() -> frozenset[type]:
     """Every dataclass of its folder that a module which reads records knows, without those that are no record."""
     root = Path(dagster_ckpt.__file__).parent
     found: set[type] = set()
     for path in root.rglob("*.py"):
-        imports = re.search(r"import \([^)]*\bread_record\b|import .*\bread_record\b", path.read_text(encoding="utf-8"))
+        imports = _IMPORTS.search(path.read_text(encoding="utf-8"))
         if imports is not None and path.name != "__init__.py":
             name = ".".join(("dagster_ckpt", *path.relative_to(root).with_suffix("").parts))
             members = [kind for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)]
