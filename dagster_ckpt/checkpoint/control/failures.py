@@ -151,7 +151,7 @@ class FailureLog:
             return [name for name in listed if name not in known]
 
         contents = self._filesystem.read_listed(unread, lambda name: f"{directory}/{name}")
-        found = [known[name] for name in listed if name in known]
+        found = {name: known[name] for name in listed if name in known}
         for name, data in contents.items():
             if data is None:
                 continue
@@ -163,8 +163,8 @@ class FailureLog:
             except CorruptRecord as error:  # counted, or its death would be recorded, in vain, for ever
                 _log.warning("Nobody can tell when or why run %s failed: %s", run_id, error.message)
                 failure = Failure(run_id, sequence, 0.0, None, error.message)
-            found.append(failure)
-        return in_order(found)
+            found[name] = failure
+        return in_order(found.values())
 
     @staticmethod
     def _is_failure(series: int, entry: Entry) -> bool:

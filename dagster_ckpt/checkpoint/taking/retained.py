@@ -98,6 +98,16 @@ class RetainedCheckpoints:
         """Tell :class:`SharedFiles` which checkpoints need shared files now."""
         self._shared.retain([*self.quarantined, *self.checkpoints])
 
+    def settle(self) -> None:
+        """Determine the outcome of publishes whose reply was lost.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+            StorageError: the outcome stays unknown.
+        """
+        with self.lock:
+            self._settle()
+
     def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
         """Delete the checkpoints that ``retention`` does not keep and no user pinned.
 

@@ -260,6 +260,20 @@ class CompletedCheckpointStore:
             _log.warning("Savepoint %s is complete, but could not be recorded: %s", metadata.reference, error)
         return metadata
 
+    def settled(self, number: int) -> CheckpointMetadata:
+        """A checkpoint whose publish had an unknown outcome, if the publish has succeeded; else it never will.
+
+        Raises:
+            CheckpointFailure: the publish has not succeeded.
+            Fenced: a newer run has taken the job over.
+            StorageError: the outcome stays unknown.
+        """
+        self._kept.settle()
+        for metadata in self.retained:
+            if metadata.checkpoint_id == number:
+                return metadata
+        raise CheckpointFailure(f"The storage did not take chk-{number}.")
+
     def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
         """Subsume checkpoints that ``retention`` does not keep and no user pinned; see :class:`RetainedCheckpoints`.
 

@@ -73,6 +73,7 @@ class JobWatch:
         finished: the token of the claim after whose end an earlier tick found nothing left to do.
         log: of the tick, which the UI shows uncut.
         standby: the run that waits to take the job over and is alive, ``None`` for none.
+        why_refused: why Dagster would refuse a run, empty if Dagster takes the run.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class JobWatch:
         finished: str | None,
         log: logging.Logger = _log,
         standby: str | None = None,
+        why_refused: Callable[[dg.RunRequest], str] = lambda _: "",
     ) -> None:
+        self._why_refused = why_refused
         self.finished = finished
         self._standby = standby
         self._instance = instance
@@ -208,11 +211,13 @@ class JobWatch:
         """The run that resumes the job, told of and with the check ``healthy``; or why there can be none."""
         try:
             request = self._request(facts, claim, attempt, run_key, reason)
+            refusal = self._why_refused(request)
         except StorageError:
             raise
         except CheckpointError as error:
             refusal = f"{error.message} {error.hint}".strip()
-            self.refused(refusal)
+        if refusal:
+            self._show_health(refusal)
             return f"it cannot be resumed: {refusal}"
         if facts.end is None and facts.dead == INTERRUPTED:
             self._events.interrupted(claim.token, reason)
@@ -220,10 +225,6 @@ class JobWatch:
             self._events.look(goes_on=True)
         self._show_health("")
         return request
-
-    def refused(self, refusal: str) -> None:
-        """Report by the check ``healthy`` why the job cannot be resumed."""
-        self._show_health(refusal)
 
     def _show_health(self, refusal: str) -> None:
         """Report the check ``healthy`` if what it says has changed: a run reports it, too, but only once it has begun.

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -81,13 +82,13 @@ def build_resume_sensor(
             context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
             found.said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
 
-        def launch(asset: CheckpointedStreamingAsset, request: dg.RunRequest) -> str:
-            """Ask Dagster for a run; why Dagster would refuse it, or nothing."""
+        def launch(asset: CheckpointedStreamingAsset, request: dg.RunRequest) -> bool:
+            """Ask Dagster for a run, if Dagster takes it."""
             if why := why_refused(context, request):
                 found.said.append((asset.name, f"cannot be launched: {why}"))
             else:
                 found.requests.append(request)
-            return why
+            return not why
 
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
             rollbacks = pending(context.instance)
@@ -119,6 +120,7 @@ def build_resume_sensor(
                         cursor.finished.get(asset.name),
                         context.log,
                         standbys.living(asset, looks.storage_of(asset)),
+                        partial(why_refused, context),
                     )
                     acted.append((asset, watch, looks.acted(asset, watch.step_for_another)))
                 except Exception as error:
@@ -133,10 +135,8 @@ def build_resume_sensor(
                 if watch.finished is not None:
                     cursor.finished[asset.name] = watch.finished
                 if isinstance(outcome, dg.RunRequest):
-                    if why := launch(asset, outcome):
-                        watch.refused(why)
-                        continue
-                    launch_jvm(context.instance, asset, outcome, (resources or {}).get(asset.spark_key))
+                    if launch(asset, outcome):
+                        launch_jvm(context.instance, asset, outcome, (resources or {}).get(asset.spark_key))
                 else:
                     found.said.append((asset.name, outcome))
         found.cursor = replace(cursor, first=looks.first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint import StateKeys
@@ -29,8 +30,9 @@ _KEYS = {
     "TransformWithStateInPySpark": "leftAttributes",
 }
 _COLUMN = "AttributeReference"
-#: Spark names a column that is computed, and that nobody has named, by its text: a function or an operator.
-_OF_TEXT = "("
+#: Spark names a column that is computed, and that nobody has named, by its text: a function, an operator, or a field. A
+#: text may have the number that a column has in this JVM.
+_OF_TEXT = re.compile(r"[(\[]|#\d")
 _LONGEST = 1000
 
 
@@ -72,4 +74,4 @@ def _keys(writer: DataStreamWriter, kind: StatefulKind, node: Any) -> list[Any]:
 
 def _name(key: Any) -> str | None:
     name = str(key.name()) if str(key.getClass().getSimpleName()) == _COLUMN else None
-    return None if name is None or _OF_TEXT in name or len(name) > _LONGEST else name
+    return None if name is None or _OF_TEXT.search(name) or len(name) > _LONGEST else name

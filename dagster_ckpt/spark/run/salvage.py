@@ -207,6 +207,8 @@ def salvage(
         snapshot = source.pin(batch)
         try:
             metadata = store.write(pending, snapshot, kind="salvage")
+        except PublishUnknown:
+            metadata = store.settled(pending.number)
         finally:
             snapshot.release()
     except (Fenced, PublishUnknown):  # a salvaged checkpoint that arrives later would be newer than what is restored

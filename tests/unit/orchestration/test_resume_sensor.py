@@ -968,6 +968,9 @@ def test_a_job_whose_configuration_the_code_no_longer_takes_does_not_stop_the_ot
     assert requests == []
     assert "threshold" in said
     assert "Launch a run of orders_job with a configuration that it takes" in said
+    check = dg.AssetCheckKey(dg.AssetKey(["orders"]), "healthy")
+    told_of = instance.event_log_storage.get_asset_check_execution_history(check, limit=9)
+    assert [item.status.value for item in told_of] == ["FAILED"], "once, whatever the number of ticks"
     told: list[JobFailed] = []
     alerts = on_job_failed(assets, told.append)
     cursor = None

@@ -355,11 +355,31 @@ def test_a_start_that_cannot_tell_whether_it_has_salvaged_begins_nothing(storage
     first.query.run(1)
     held: Held = []
     with pytest.raises(PublishUnknown):
-        start(seen=FaultInjectingFileSystem(storage, once("create", "_metadata", Late(held))))
-    arrive(held)
+        start(seen=FaultInjectingFileSystem(storage, lambda at: Late(held) if is_publish(at) else None))
+    held[0]()  # the checkpoint arrives, and what was to keep it from arriving does not
     second = start()
     assert second.restored is not None
     assert (second.restored.kind, second.restored.batch, second.restored.epoch) == ("salvage", 2, 2)
+
+
+def test_a_start_whose_salvage_arrives_too_late_goes_on_from_what_is_retained(
+    storage: CopyingMemory, start: Make
+) -> None:
+    first = start()
+    first.query.run(2)
+    first.checkpoint()
+    first.query.run(1)
+    held: Held = []
+    second = start(seen=FaultInjectingFileSystem(storage, once("create", "_metadata", Late(held))))
+    arrive(held)
+    assert second.restored is not None
+    assert (second.restored.kind, second.restored.batch) == ("checkpoint", 1)
+    newest = second.checkpoint()
+    assert [item.name for item in second.store.retained][-1] == newest.name
+
+
+def is_publish(at: Operation) -> bool:
+    return at.name == "create" and at.path.endswith("_metadata")
 
 
 def test_the_sweep_of_a_job_that_is_over_leaves_what_can_be_salvaged(storage: CopyingMemory, start: Make) -> None:

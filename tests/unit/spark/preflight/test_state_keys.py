@@ -52,6 +52,11 @@ def _of_text(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("k + 1", "id").dropDuplicates()
 
 
+def _by_field(rows: DataFrame) -> DataFrame:
+    """As Spark names a field of a struct, with the number that the column has in this JVM."""
+    return rows.withColumnRenamed("k", "of#12[k]").groupBy("`of#12[k]`", "id").count()
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [
@@ -65,10 +70,11 @@ def _of_text(rows: DataFrame) -> DataFrame:
             [("dedupeWithinWatermark", ["v", "id"])],
         ),
         (_joined, [("symmetricHashJoin", ["id", None, "other", "more"])]),
+        (_by_field, [("aggregation", [None, "id"])]),
         (lambda rows: rows.limit(3), [("limit", [])]),
         (lambda rows: rows.select("k"), []),
     ],
-    ids=["columns", "computed", "two", "distinct", "of a text", "watermark", "join", "limit", "stateless"],
+    ids=["columns", "computed", "two", "distinct", "of a text", "watermark", "join", "field", "limit", "stateless"],
 )
 def test_what_the_plan_tells(spark: SparkSession, query: Rows, told: list[tuple[str, _Columns]]) -> None:
     writer = _writer(query(_rows(spark)))
