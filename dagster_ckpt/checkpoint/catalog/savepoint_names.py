@@ -60,7 +60,7 @@ def gone_with_name(catalog: CheckpointCatalog, name: str, request: str | None = 
 
 
 def made_by(catalog: CheckpointCatalog, name: str, request: str) -> CheckpointMetadata | None:
-    """The savepoint with this name that a request has made already; ``None`` if there is none.
+    """The savepoint that a request has made under a name; ``None`` if the request has made no savepoint.
 
     The driver that made it may have died before it answered the request.
 

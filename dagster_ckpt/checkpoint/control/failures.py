@@ -141,7 +141,6 @@ class FailureLog:
         A record never changes, so each is read once in the life of this object: an outage may leave thousands.
         """
         directory = f"{self._directory}/s-{series:010}"
-
         known = self._known.setdefault(series, {})
         listed: list[str] = []
 

@@ -62,18 +62,10 @@ class Mark:
 
     def summary(self, job: str, *, is_first: bool = False) -> dict[str, str]:
         """The properties of the snapshot, which may be the first of the job in the table."""
-        lineage = {_LINEAGE: self.lineage} if self.lineage else {}
-        held = {} if self.held is None else {_HELD: str(self.held)}
-        first = {_FIRST: "true"} if is_first else {}
-        return {
-            _JOB: job,
-            **lineage,
-            **first,
-            **held,
-            _START: self.start,
-            _EPOCH: str(self.epoch),
-            _BATCH: str(self.batch),
-        }
+        told = {_LINEAGE: self.lineage} if self.lineage else {}
+        told |= {_FIRST: "true"} if is_first else {}
+        told |= {} if self.held is None else {_HELD: str(self.held)}
+        return {_JOB: job, **told, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
 
 
 @dataclass(frozen=True, slots=True)
