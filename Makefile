@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev compiled test test-spark test-integration test-exhaustive test-airflow test-mutants docs lint clean
+.PHONY: help run dev compiled test servers sparks test-spark test-integration test-exhaustive test-airflow test-mutants docs lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -25,6 +25,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An environment may forbid Python to keep what it compiles, and each of the thousand processes of the tests would compile
 # the package again. By the hash of the source, so that a test that changes a module never finds what is out of date.
+unexport PYTHONDONTWRITEBYTECODE
 compiled: $(STAMP)
 	@$(BIN)/python -m compileall -q --invalidation-mode checked-hash dagster_ckpt assets tests definitions.py
 
@@ -34,20 +35,26 @@ test: compiled ## the fast tests, side by side
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-integration: compiled ## the slow tests and those that need a daemon, a cluster or a browser
+test-integration: compiled servers ## the slow tests and those that need a daemon, a cluster or a browser
 	@tools/require-java
 	@tools/require-chromium
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
-	@echo "Building fake-gcs-server, versitygw, Azurite and a class archive; the first time takes a few minutes."
-	@$(BIN)/python -m tests.servers.azurite
-	@$(BIN)/python -m tests.servers.fake_gcs_server
-	@$(BIN)/python -m tests.servers.versitygw
 	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade and not airflow" $(SIDE_BY_SIDE)
 
+# Without anything of $(VENV): both are made side by side.
+servers: ## the servers of other people that the integration tests talk to
+	@tools/require-npm
+	@tools/require-go
+	@echo "Building fake-gcs-server, versitygw and Azurite; the first time takes a few minutes."
+	@$(or $(PYTHON),python3) -m tests.servers.programs
+
 # An environment of its own for each, with everything but PySpark from $(VENV).
+sparks: $(STAMP)
+	@$(BIN)/python -m tools.spark_environment $(SPARK)
+
 test-spark: compiled ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
 	@tools/require-java
 	@tools/require-postgres

@@ -76,9 +76,9 @@ def main() -> int:
         print(json.dumps(_case(options, *options.case)), flush=True)
         return 0
     if "abfs" in options.storages:
-        from tests.servers.azurite import program  # noqa: PLC0415 - only where it is needed
+        from tests.servers.programs import azurite  # noqa: PLC0415 - only where it is needed
 
-        program()
+        azurite()
     cases = [(storage, lease, way) for storage in options.storages for lease in options.leases for way in options.ways]
     with ThreadPoolExecutor(len(cases)) as pool:
         records = list(pool.map(lambda case: _in_a_process(options, *case), cases))

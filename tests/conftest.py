@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("quick") is None and any(item.path.is_relative_to(whole) for whole in _WHOLE):
             item.add_marker("slow")
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    # Pytest has kept what it made of the tests, for the next run. A test may change a module within a second, and what
+    # Python keeps of a module is told from that of another by the second of its change.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")

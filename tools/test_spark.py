@@ -1,7 +1,7 @@
 """Runs the tests that every release of Spark has to pass, with older releases: ``python tools/test_spark.py 4.1 4.2``.
 
-Each release gets an environment of its own (``tools/spark_environment.py``). In the end two jobs move from the oldest
-release to the one that is installed here.
+Each release gets an environment of its own (``tools/spark_environment.py``). The tests of all releases run side by
+side, with those of jobs that move from the oldest release to the one that is installed here.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.helpers.local_spark import EVERY_FORMAT  # noqa: E402
-from tools.spark_environment import spark_environment  # noqa: E402
+from tools.spark_environment import spark_environments  # noqa: E402
 
-#: As many as in `make test`. A worker without a test takes some of another's: one file has a third of the work.
+#: As many as in `make test`, of all releases together.
 _WORKERS = min(4, (os.cpu_count() or 1) + 1)
 _SHORT = "not exhaustive"
-_SIDE_BY_SIDE = ("--numprocesses", str(_WORKERS), "--dist", "worksteal")
 
 
 def main() -> int:
@@ -32,26 +32,41 @@ def main() -> int:
     if not releases or not all(re.fullmatch(r"\d+\.\d+", release) for release in releases):
         print('Name one release or more, the oldest first: make test-spark SPARK="4.1 4.2"', file=sys.stderr)
         return 2
-    pythons = [spark_environment(release) for release in releases]
+    pythons = spark_environments(releases)
     if whole:
         os.environ[EVERY_FORMAT] = "1"
-    failed = False
-    for release, python in zip(releases, pythons, strict=True):
-        print(f"Spark {release}", flush=True)
-        subprocess.run([python, "-m", "tests.helpers.local_spark"], cwd=ROOT, check=True)  # noqa: S603
-        failed |= _pytest(python, chosen, *_SIDE_BY_SIDE)
     os.environ["OLDER_SPARKS"] = os.pathsep.join(pythons)
-    print(f"Spark {', '.join(releases)} and then the one installed here", flush=True)
-    return int(_pytest(sys.executable, "upgrade" if whole else f"upgrade and {_SHORT}", *_SIDE_BY_SIDE) or failed)
+    workers = max(1, _WORKERS // (len(releases) + 1))
+    upgrade = "upgrade" if whole else f"upgrade and {_SHORT}"
+    runs = [(f"Spark {release}", python, chosen) for release, python in zip(releases, pythons, strict=True)]
+    runs.append((f"Spark {releases[0]} and newer", sys.executable, upgrade))
+    with ThreadPoolExecutor(len(runs)) as pool:
+        workers = max(1, _WORKERS // len(runs))
+        return int(not all(list(pool.map(lambda run: _pytest(*run, workers), runs))))
 
 
-def _pytest(python: str, chosen: str, *options: str) -> bool:
-    """Whether tests failed, or none ran. To collect all tests, of which few are chosen, takes longer than a test."""
+def _pytest(name: str, python: str, chosen: str, workers: int) -> bool:
+    """Whether tests ran and all passed; each line that they print begins with the name."""
     mark = f"pytest.mark.{chosen.partition(' ')[0]}"
+    # To collect all tests, of which few are chosen, takes longer than a test.
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if mark in path.read_text("utf-8")]
     directories = sorted({str(path.parent) for path in files})
-    command = [python, "-m", "pytest", "-m", chosen, *options, *directories]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode != 0  # noqa: S603
+    # A worker without a test takes some of another's: one file has a third of the work.
+    side_by_side = ("--numprocesses", str(workers), "--dist", "worksteal")
+    return _run(name, [python, "-m", "tests.helpers.local_spark"]) and _run(
+        name, [python, "-m", "pytest", "-m", chosen, *side_by_side, *directories]
+    )
+
+
+def _run(name: str, command: list[str]) -> bool:
+    """Whether a command succeeds."""
+    running = subprocess.Popen(  # noqa: S603
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        print(f"{name}: {line}", end="", flush=True)
+    return running.wait() == 0
 
 
 if __name__ == "__main__":

@@ -285,6 +285,8 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
 
 _NAMES = sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE))
 _MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    # scale.py runs it, which the build has.
+    "age": (pytest.mark.exhaustive,),
     # It installs everything anew.
     "first_checkpoint": (pytest.mark.exhaustive,),
     # It runs overhead.py, which the build has.

@@ -1,11 +1,10 @@
-"""Azurite, the emulator of Azure Storage, for the tests: installed by npm, run with an account of their own."""
+"""Azurite, the emulator of Azure Storage, for the tests, with an account of their own."""
 
 from __future__ import annotations
 
 import base64
 import os
 import re
-import shutil
 import subprocess
 import uuid
 from pathlib import Path
@@ -15,27 +14,11 @@ from typing import Any, Self
 from azure.storage.blob import BlobServiceClient
 
 from dagster_ckpt.filesystem import AzureBlobFileSystem
-from tests.servers.made_once import made_once
+from tests.servers.programs import azurite
 
-VERSION = "3.35.0"
 ACCOUNT = "accountofmine"
 KEY = base64.b64encode(b"key-of-mine").decode()
 _LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(\d+)")
-
-
-def program() -> Path:
-    """The program, installed if it is not there."""
-    return made_once(f"azurite-{VERSION}", _install) / "node_modules" / ".bin" / "azurite-blob"
-
-
-def _install(directory: Path) -> Path:
-    npm = shutil.which("npm")
-    assert npm is not None, "npm is missing; see tools/require-npm"
-    subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--prefix", str(directory / "azurite"), f"azurite@{VERSION}"],
-        check=True,
-    )
-    return directory / "azurite"
 
 
 class Azurite:
@@ -48,7 +31,7 @@ class Azurite:
     def __init__(self, home: Path) -> None:
         self._process = subprocess.Popen(
             [
-                str(program()),
+                str(azurite()),
                 "--blobHost",
                 "127.0.0.1",
                 "--blobPort",
@@ -134,7 +117,3 @@ def options_at(host: str, key: str = KEY) -> dict[str, Any]:
 def container_of(azurite: Azurite, container: str, prefix: str = "base") -> AzureBlobFileSystem:
     """What a job sees of a container."""
     return AzureBlobFileSystem(container, prefix, azurite.options())
-
-
-if __name__ == "__main__":
-    program()

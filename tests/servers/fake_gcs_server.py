@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 import requests
 
-from tests.servers.go_server import built, serving
+from tests.servers.go_server import serving
+from tests.servers.programs import fake_gcs_server
 
-__all__ = ["FakeGcsServer", "program", "running"]
+__all__ = ["FakeGcsServer", "running"]
 
 
 class FakeGcsServer:
@@ -73,11 +74,6 @@ def _object(bucket: str, name: str) -> str:
     return f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
 
 
-def program() -> Path:
-    """The program, built if it is not there."""
-    return built("github.com/fsouza/fake-gcs-server", "v1.56.1")
-
-
 @contextmanager
 def running(log: Path) -> Iterator[FakeGcsServer]:
     """The server on a free port of this machine, without a bucket.
@@ -85,7 +81,7 @@ def running(log: Path) -> Iterator[FakeGcsServer]:
     Args:
         log: where it writes what it has to say.
     """
-    path = str(program())
+    path = str(fake_gcs_server())
 
     def command(port: int) -> list[str]:
         where = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port))
@@ -95,7 +91,3 @@ def running(log: Path) -> Iterator[FakeGcsServer]:
         server = FakeGcsServer(url)
         yield server
         server.close()
-
-
-if __name__ == "__main__":
-    program()

@@ -1,12 +1,8 @@
-"""Servers that other people wrote in Go, as the second opinion on ours.
-
-``go install`` builds each once, and ``tools/require-go`` says what to do where Go is missing.
-"""
+"""Servers that other people wrote in Go, as the second opinion on ours."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,31 +11,12 @@ from pathlib import Path
 
 import requests
 
-from tests.servers.made_once import made_once
 from tests.servers.ports import free_port
 
-__all__ = ["built", "serving"]
+__all__ = ["serving"]
 
 #: Seconds in which a server, once built, must answer.
 _PATIENCE = 120.0
-
-
-def built(package: str, version: str) -> Path:
-    """The program of a package."""
-    name = package.rpartition("/")[2]
-
-    def build(directory: Path) -> Path:
-        go = shutil.which("go")
-        assert go is not None, "Go is missing; see tools/require-go"
-        subprocess.run(
-            [go, "install", f"{package}@{version}"],
-            check=True,
-            # Without cgo a compiler for C is not needed, nor is the program of another machine's libc.
-            env={**os.environ, "GOBIN": str(directory), "CGO_ENABLED": "0"},
-        )
-        return directory / name
-
-    return made_once(f"{name}-{version}", build)
 
 
 @contextmanager

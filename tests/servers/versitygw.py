@@ -13,10 +13,11 @@ from pathlib import Path
 import botocore.session
 from botocore.config import Config
 
-from tests.servers.go_server import built, serving
+from tests.servers.go_server import serving
+from tests.servers.programs import versitygw
 from tests.servers.s3 import KEY, SECRET
 
-__all__ = ["VersityServer", "program", "running"]
+__all__ = ["VersityServer", "running"]
 
 
 class VersityServer:
@@ -70,11 +71,6 @@ class VersityServer:
         return [item["Key"] for page in pages for item in page.get("Contents", ())]
 
 
-def program() -> Path:
-    """The program, built if it is not there."""
-    return built("github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
-
-
 @contextmanager
 def running(home: Path) -> Iterator[VersityServer]:
     """The server on a free port of this machine, without a bucket.
@@ -84,7 +80,7 @@ def running(home: Path) -> Iterator[VersityServer]:
     """
     objects = home / "objects"
     objects.mkdir(parents=True)
-    path = str(program())
+    path = str(versitygw())
     keys = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
 
     def command(port: int) -> list[str]:
@@ -95,7 +91,3 @@ def running(home: Path) -> Iterator[VersityServer]:
         server = VersityServer(url)
         yield server
         server.close()
-
-
-if __name__ == "__main__":
-    program()

@@ -165,6 +165,7 @@ def test_nobody_knows_what_became_of_a_create_when_the_namenode_is_gone(
 # --- the JVM dies ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_writer_killed_before_its_rename_leaves_nothing(
     storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_writer_killed_after_its_rename_has_created(storage: HdfsFileSystem, m
     assert storage.read("a/f") == b"mine"
 
 
+@pytest.mark.exhaustive
 def test_a_data_file_whose_writer_is_killed_can_be_deleted(storage: HdfsFileSystem, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(24 << 20))
     looks = iter([never, never, kill_jvm])
@@ -200,6 +202,7 @@ def test_a_data_file_whose_writer_is_killed_can_be_deleted(storage: HdfsFileSyst
     assert storage.list("shared") == []
 
 
+@pytest.mark.exhaustive
 def test_a_forked_process_has_a_jvm_of_its_own(storage: HdfsFileSystem) -> None:
     storage.create("f", b"of the parent")
 
@@ -215,6 +218,7 @@ def test_a_forked_process_has_a_jvm_of_its_own(storage: HdfsFileSystem) -> None:
     assert storage.read("g") == b"of the parent, read by the child"
 
 
+@pytest.mark.exhaustive
 def test_the_jvm_above_a_driver_is_left_alone(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that pauses its Spark writes on: so Hadoop's client is in no JVM that is paused."""
     storage.probe()
