@@ -364,6 +364,8 @@ class Base:
 def _files_read(entry: OffsetEntry) -> int:
     """How many files the first source of a query has read, in a topic by their rows."""
     offset = entry.offset("0")
+    if offset is None:  # of two sources that read the same files, the other one has looked later
+        return 0
     assert isinstance(offset, dict)
     (told,) = offset.values()
     return told["0"] // ROWS if isinstance(told, dict) else told + 1  # type: ignore[operator,return-value]
