@@ -64,7 +64,8 @@ def attendance_of(
     """
     if before is not None and before.stands(records, clock):
         return before
-    if records.submissions.of(claim.run_id) is None:
+    # A driver is submitted before its claim, so what the last look has shown of that stays true.
+    if before is None and records.submissions.of(claim.run_id) is None:
         return None
     asked = clock.monotonic()
     sign, dead, seen = _last_sign(records, clock)
@@ -89,7 +90,7 @@ def run_that_waits(records: JobRecords, claim: Claim, clock: Clock) -> str | Non
         CorruptCheckpoint: a record cannot be read.
         StorageError: the storage failed.
     """
-    submission = records.submissions.standing()
+    submission = records.submissions.latest().standing
     if submission is None or submission.run_id == claim.run_id or submission.after != claim.epoch:
         return None
     sign, dead, _ = _last_sign(records, clock)

@@ -120,9 +120,8 @@ class Claims:
             is_start=is_start,
             lease=Lease.of(self._job.config),
         )
-        # The run withdraws its submission, then looks for a claim: one of the two sees what the other has done.
         if submission is not None:
-            self._catalog.records.submissions.check(self._run_id)
+            self._catalog.records.submissions.take(submission, claim.epoch)
         self._emit(EpochClaimed(claim.epoch))
         self.series = claim.series
         return claim

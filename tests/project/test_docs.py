@@ -53,6 +53,7 @@ from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from dagster_ckpt.testing.maven import classpath
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.local_spark import JVM_OPTIONS, delta_conf, iceberg_conf
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
@@ -521,7 +522,7 @@ def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
         command = spark.command("turnover", run)
         assert command[-4:] == ["dagster_ckpt.standalone.submitted", "shop.definitions:defs", "turnover", run]
         records = defs.resources["checkpoint_storage"].catalog("turnover").records
-        records.submissions.replace(Submission(run, 0, None, "{}", 0.0))
+        submitted(records, Submission(run, 0, None, "{}", 0.0))
         assert submitted_drive(defs, spark.definitions, "turnover", run).run().status is JobStatus.FINISHED
         assert len(bench.spark.read.parquet(str(data / "turnover")).collect()) == 3
 

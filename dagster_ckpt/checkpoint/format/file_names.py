@@ -37,6 +37,7 @@ _RECORDS = {
         "requests": r"bell|cancel|r-[0-9a-f]{32}(\.(answer|begun))?",
         "savepoints": r"s-\d{10}-\d{10}|n-\d{6}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
         "starts": _EPOCH,
+        "submissions": r"s-\d{10}(\.outcome)?",
         "wal": "",
         f"wal/{_LINEAGE}": "",
         f"wal/{_LINEAGE}/{_EPOCH}": r"begin|\d{12}-\d{12}-[0-9a-f]{8}",

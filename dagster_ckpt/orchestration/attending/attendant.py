@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease, free_job
+from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import (
@@ -124,14 +124,12 @@ class Attendant:
             )
         command = spark.command(job, self._driver, required)
         self._master, self._deploy_mode = spark.master, spark.deploy_mode
-        if self._records.submissions.of(self._driver) is not None:
+        if self._submission.made() is not None:
             self._told.log(logging.INFO, "An earlier process of this run has submitted the driver.")
             return
         find_master(spark.master, spark.conf)
         if unsure := check_release(spark.master, spark.conf, Path(command[0]).parents[1]):
             self._told.log(logging.INFO, unsure)
-        free_job(self._records.heartbeat, self._clock, self._wait)
-        self._records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
         self._submission.make(series, json.dumps(dict(op_config)))
         try:
             self._sign.show(self._claim, self._lease)
@@ -294,8 +292,7 @@ class Attendant:
             if self._deploy_mode == CLUSTER:
                 self._kill()  # it only waits, as a JVM beside the driver, which is elsewhere
             return claim
-        submission = self._records.submissions.of(self._driver)
-        if self._claim is not None or submission is None or epoch > submission.after:
+        if self._claim is not None or not self._submission.stands(epoch):
             raise Fenced(
                 f"The driver of run {self._driver} is not wanted any more: another run has taken the job over, or has "
                 "submitted a driver to take it over.",
@@ -331,12 +328,12 @@ class Attendant:
             return
         else:
             error = self._process.why(self._catalog.job_name, self._master, self._deploy_mode)
-        submission = self._records.submissions.of(self._driver)
+        made = self._submission.made()
         if not self._submission.withdraw():
             return
-        if submission is not None and submission.series is not None:
+        if made is not None and made.series is not None:
             failure = Failure(self._driver, 1, self._clock.time(), None, error.message, kind=type(error).__name__)
-            self._records.failures.record(submission.series, failure)
+            self._records.failures.record(made.series, failure)
         raise error
 
     def _result(self, end: End) -> RunResult:
@@ -395,5 +392,5 @@ class Attendant:
         with contextlib.suppress(Fenced):
             if self._newest_claim() is None:
                 # A driver that appears from now on finds no submission, or the request.
-                self._records.submissions.withdraw(self._driver)
+                self._submission.withdraw()
         self._records.savepoint_requests.ask_to_cancel(CancelRequest(self._driver, self._clock.time()))

@@ -1,8 +1,9 @@
 """The submission of a run: made beside other runs, and withdrawn beside its own driver.
 
-Nothing locks the records, so everybody writes first and then looks for what others have written. A driver claims the
-job, and then looks for its submission. A run replaces or withdraws a submission, and then looks for a claim. So one of
-the two sees what the other has done.
+Nothing locks the records, and a process may be paused between any two of its requests. So whatever two of them may want
+at once is created exclusively: the next submission, and the outcome of each. A run settles the submission before its
+own, and then makes its own. A driver claims the job, and then takes its submission. So each driver either drives
+the job, or is told that nobody wants it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from dagster_ckpt.checkpoint import Claim, JobRecords, Submission
+from dagster_ckpt.checkpoint import Claim, JobRecords, Submission, free_job
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
+from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, PublishConflict
 
 __all__ = ["OwnSubmission"]
 
@@ -38,49 +39,69 @@ class OwnSubmission:
     ) -> None:
         self._records, self._job_name, self._driver = records, job_name, driver
         self._clock, self._wait = clock, wait
+        self._made: Submission | None = None
+
+    def made(self) -> Submission | None:
+        """The submission, perhaps of an earlier process of the run; ``None`` if there is none that stands."""
+        self._made = self._made or self._records.submissions.of(self._driver)
+        return self._made
 
     def make(self, series: int | None, op_config: str) -> None:
-        """Record the submission; a driver of an earlier submission that has not claimed the job is no longer wanted.
+        """Record the submission; a driver of an earlier submission that has not taken the job over is not wanted then.
 
         Args:
             series: the series that the run continues, ``None`` for a run of a user or a schedule.
             op_config: the run configuration of the query, as JSON.
 
         Raises:
-            JobAlreadyRunning: another run waits for its driver, or a driver has just claimed the job.
+            JobAlreadyRunning: another run of the job is alive, or waits for its driver; or a driver has just claimed
+                the job.
         """
         epochs, submissions = self._records.epochs, self._records.submissions
-        earlier = submissions.standing()
-        if earlier is not None and earlier.after >= epochs.highest():
-            self._refuse_beside_waiting(self._clock.monotonic() + (_GOES if series is not None else 0.0))
+        before = epochs.highest()
+        free_job(self._records.heartbeat, self._clock, self._wait)
+        self._records.heartbeat.tell_silent(self._clock)  # to the driver, which is another process
+        latest = submissions.latest()
+        came = None if latest.outcome is None else latest.outcome.epoch
+        if latest.submission is not None and latest.outcome is None:
+            if latest.submission.after >= before:
+                self._refuse_beside_waiting(self._clock.monotonic() + (_GOES if series is not None else 0.0))
+            came = submissions.withdraw(latest.submission)
+        if came is not None and came > before:
+            raise self._taken_over(epochs.read_claim(came))
         after = epochs.highest()
-        submissions.replace(Submission(self._driver, after, series, op_config, self._clock.time()))
-        if (highest := epochs.highest()) <= after:
-            return
-        claim = epochs.read_claim(highest)
-        if claim is not None and earlier is not None and claim.run_id == earlier.run_id:
-            submissions.replace(earlier)  # without it nobody would attend that driver again
-        else:
-            submissions.withdraw(self._driver)
-        raise JobAlreadyRunning(
-            f"Run {'?' if claim is None else claim.run_id} has just taken job {self._job_name!r} over.",
-            hint="Leave the job to that run, or terminate that run first. This run started nothing.",
-        )
+        submission = Submission(self._driver, after, series, op_config, self._clock.time())
+        try:
+            self._made = submissions.add(submission, over=latest.number)
+        except PublishConflict:
+            raise JobAlreadyRunning(
+                f"Another run has submitted a driver of job {self._job_name!r} at the same moment.",
+                hint="Leave the job to that run, or terminate that run first. This run started nothing.",
+            ) from None
+        if (highest := epochs.highest()) > after:
+            submissions.withdraw(self._made)
+            raise self._taken_over(epochs.read_claim(highest))
 
     def withdraw(self) -> bool:
-        """Withdraw the submission; ``False``, and the submission stands, if the driver has claimed the job."""
-        submission = self._records.submissions.of(self._driver)
-        self._records.submissions.withdraw(self._driver)
-        if self.claim_of(self._records.epochs.highest()) is None:
-            return True
-        if submission is not None:
-            self._records.submissions.replace(submission)
-        return False
+        """Withdraw the submission; ``False``, and the submission stands, if the driver has taken the job over."""
+        made = self.made()
+        return made is None or self._records.submissions.withdraw(made) is None
+
+    def stands(self, epoch: int) -> bool:
+        """Whether the driver may still come, or has just come, where ``epoch`` was the highest a moment ago."""
+        made = self.made()
+        return made is not None and epoch <= made.after and self._records.submissions.stands(made)
 
     def claim_of(self, epoch: int) -> Claim | None:
         """The claim of an epoch, ``None`` if another run's driver made it."""
         claim = self._records.epochs.read_claim(epoch) if epoch else None
         return claim if claim is not None and claim.run_id == self._driver else None
+
+    def _taken_over(self, claim: Claim | None) -> JobAlreadyRunning:
+        return JobAlreadyRunning(
+            f"Run {'?' if claim is None else claim.run_id} has just taken job {self._job_name!r} over.",
+            hint="Leave the job to that run, or terminate that run first. This run started nothing.",
+        )
 
     def _refuse_beside_waiting(self, until: float) -> None:
         """Make sure that no living run waits for the driver that it has submitted.

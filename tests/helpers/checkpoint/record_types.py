@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import Asked, TakenSavep
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.start_traces import Step
+from dagster_ckpt.checkpoint.submissions import LatestSubmission
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress
 from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal
 
@@ -34,6 +35,7 @@ _OTHERS = frozenset(
         Label,
         CodeVersion,
         Upgrade,
+        LatestSubmission,
     }
 )
 

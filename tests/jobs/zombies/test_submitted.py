@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.processes import is_proven
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess
+from tests.helpers.checkpoint.submitting import submitted
 from tests.jobs.matrix.streams import land
 from tests.system.cluster.standalone import eventually
 
@@ -33,7 +34,7 @@ def test_it_pauses_while_no_heartbeat_is_taken_and_ends_when_spark_loses_its_clu
     catalog = CheckpointCatalog(PosixFileSystem(tmp_path / "storage"), _JOB)
     records, run, refuse = catalog.records, uuid.uuid4().hex, tmp_path / "refuse"
     land(tmp_path / "in", 0)
-    records.submissions.replace(Submission(run, 0, None, "{}", time.time()))
+    submitted(records, Submission(run, 0, None, "{}", time.time()))
     process = SubmittedProcess(spark.command(_JOB, run), spark.environment(), "driver.log")
     try:
 

@@ -67,4 +67,4 @@ def test_what_is_not_driven_is_named(
     assert message in raised.value.message
     assert hint in raised.value.hint
     assert job.catalog.records.epochs.highest() == 0
-    assert job.catalog.records.submissions.standing() is None, "a driver that appears late is not wanted"
+    assert job.catalog.records.submissions.latest().standing is None, "a driver that appears late is not wanted"

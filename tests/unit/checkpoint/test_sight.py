@@ -98,7 +98,7 @@ def test_a_run_that_lives_costs_one_read(job: Watched) -> None:
     job.claim()
     job.choose()
     job.beat()
-    assert len(job.look()) == 5, "the first look also asks whether a driver was submitted"
+    assert len(job.look()) == 6, "the first look also asks whether a driver was submitted"
     listed = 0
     for _ in range(180):
         job.clock.advance(1)

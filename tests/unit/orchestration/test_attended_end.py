@@ -19,6 +19,7 @@ from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.events import RequestEvents
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 Status = dg.DagsterRunStatus
@@ -39,7 +40,7 @@ class Place:
         run = run_id()
         self._add(run, Status.STARTED, {})
         records = self.job.catalog.records
-        records.submissions.replace(Submission(run, 0, None, "{}", 1.0))
+        submitted(records, Submission(run, 0, None, "{}", 1.0))
         claim = self.job.claim(run)
         self.store = self.job.choose(claim)
         self.job.checkpoint(self.store, 1)

@@ -35,6 +35,7 @@ from dagster_ckpt.orchestration.health import CHECK, HealthWatch, evaluation
 from dagster_ckpt.spark import CheckpointCompleted, CheckpointDue, CheckpointFailed
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 _KEY = dg.AssetKey(["orders"])
@@ -327,7 +328,7 @@ def test_a_run_that_attends_a_driver_whose_query_never_starts_reports_the_check(
     job: StoredJob, strict: CheckpointedStreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = job.claim(run_id())
-    job.catalog.records.submissions.replace(Submission(first.run_id, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission(first.run_id, 0, None, "{}", 1.0))
     job.fail(first, 1)
     job.end(first, "FAILING")
     second = job.claim(first.run_id, series=first.series)

@@ -19,6 +19,7 @@ from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending.interruption import interrupts_in_words
 from dagster_ckpt.orchestration.attending.own_run import OwnRun
 from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 Status = dg.DagsterRunStatus
@@ -67,7 +68,7 @@ def test_a_job_that_is_canceled_outside_of_dagster_ends_its_run_as_canceled(tmp_
     """``dagster-ckpt cancel`` asks the driver, and Dagster hears of the end from the run that attends the driver."""
     job = StoredJob(tmp_path / "storage")
     claim = job.claim(run_id())
-    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission(claim.run_id, 0, None, "{}", 1.0))
     job.checkpoint(job.choose(claim), 1)
     job.end(claim, "CANCELED", "canceled")
     job.beat(claim, alive=False, stopped=True)

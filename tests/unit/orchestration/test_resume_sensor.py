@@ -42,6 +42,7 @@ from dagster_ckpt.orchestration.sensors import job_watch, resume_sensor, ticks
 from dagster_ckpt.orchestration.sensors.failed_sensor import JobFailed, on_job_failed
 from dagster_ckpt.resume.decision import Action, Facts, decide
 from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.mounts import fill, mounted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -184,7 +185,7 @@ def test_two_sensors_on_two_instances_agree(sensor: Sensor, job: StoredJob) -> N
 def _submitted(sensor: Sensor, job: StoredJob, *, attended: bool, status: Status = Status.STARTED) -> Claim:
     """A living driver that was submitted for a run; the process of that run lives or is gone."""
     run = sensor.add_run(run_id(), status)
-    job.catalog.records.submissions.replace(Submission(run, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission(run, 0, None, "{}", 1.0))
     claim = job.claim(run)
     job.choose(claim)
     job.beat(claim, alive=True)
@@ -234,7 +235,7 @@ def test_a_resumed_run_is_not_given_up_while_it_waits_for_room_on_the_cluster(
     dead = job.die(sensor.add_run(run_id(), Status.STARTED))
     first = sensor.request()
     launched = sensor.launch(first, Status.STARTED)
-    job.catalog.records.submissions.replace(Submission(launched, dead.epoch, dead.series, "{}", 1.0))
+    submitted(job.catalog.records, Submission(launched, dead.epoch, dead.series, "{}", 1.0))
     sign = Heartbeat(dead.epoch, launched, (ProcessIdentity.current(),), 1, time.time())
     for sequence in range(3):
         now = SystemClock().monotonic()

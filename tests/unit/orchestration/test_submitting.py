@@ -24,7 +24,7 @@ from dagster_ckpt import (
     SparkSubmitResource,
 )
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -46,6 +46,7 @@ from dagster_ckpt.orchestration.attending.masters import find_master
 from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.standalone.submitted import submitted_drive
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.servers.ports import free_port
 
@@ -106,7 +107,8 @@ def test_a_driver_that_ends_before_its_claim_fails_the_run_by_its_own_word(job: 
     )
     assert "nothing was changed" in error.hint
     assert job.catalog.records.epochs.highest() == 0
-    assert not (job.root / "orders/control/submission").exists(), "a driver that appears late is not wanted"
+    latest = job.catalog.records.submissions.latest()
+    assert (latest.number, latest.standing) == (1, None), "a driver that appears late is not wanted"
 
 
 def test_a_python_without_the_package_is_named(job: StoredJob, tmp_path: Path) -> None:
@@ -429,12 +431,20 @@ def test_a_living_driver_is_not_doubled(job: StoredJob, tmp_path: Path) -> None:
 
 def waits_for_its_driver(job: StoredJob, run: str, *, alive: bool = True) -> Submission:
     """A run on this host has submitted a driver that has not come yet; returns the submission."""
-    submission = Submission(run, job.catalog.records.epochs.highest(), None, "{}", 1.0)
-    job.catalog.records.submissions.replace(submission)
+    records = job.catalog.records
+    submission = submitted(records, Submission(run, records.epochs.highest(), None, "{}", 1.0))
     process = ProcessIdentity.of(os.getppid())
     process = process if alive else replace(process, created=0.0, ticks=1)
-    job.catalog.records.attendant.write(Heartbeat(1, run, (process,), 1, 0.0, uptime=SystemClock().monotonic()))
+    records.attendant.write(Heartbeat(1, run, (process,), 1, 0.0, uptime=SystemClock().monotonic()))
     return submission
+
+
+def comes(job: StoredJob, submission: Submission) -> Claim:
+    """The driver of a submission takes the job over."""
+    claim = job.claim(submission.run_id)
+    job.catalog.records.submissions.take(submission, claim.epoch)
+    job.beat(claim, alive=True)
+    return claim
 
 
 def test_a_run_beside_a_run_that_waits_for_its_driver_is_refused(job: StoredJob, tmp_path: Path) -> None:
@@ -483,14 +493,13 @@ def test_a_run_goes_on_where_nobody_waits_any_more(job: StoredJob, tmp_path: Pat
 
 
 def test_a_driver_that_comes_beside_a_later_submission_is_left_to_its_run(job: StoredJob, tmp_path: Path) -> None:
-    """It has looked for its submission before the later run replaces that."""
+    """It takes its submission just before the later run withdraws that."""
     first = waits_for_its_driver(job, run_id(), alive=False)
 
     class Beside(Submissions):
-        def replace(self, submission: Submission) -> None:
-            if submission.run_id != first.run_id:
-                job.beat(job.claim(first.run_id), alive=True)
-            super().replace(submission)
+        def withdraw(self, submission: Submission) -> int | None:
+            comes(job, submission)
+            return super().withdraw(submission)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
@@ -509,15 +518,17 @@ def test_a_driver_that_comes_without_a_submission_leaves_none(job: StoredJob, tm
     other = run_id()
 
     class Beside(Submissions):
-        def replace(self, submission: Submission) -> None:
-            super().replace(submission)
+        def add(self, submission: Submission, over: int) -> Submission:
+            added = super().add(submission, over)
             job.beat(job.claim(other), alive=True)
+            return added
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
         error = materialize(job, submit(tmp_path))
     assert isinstance(error, JobAlreadyRunning)
-    assert not (job.root / "orders/control/submission").exists()
+    latest = job.catalog.records.submissions.latest()
+    assert (latest.number, latest.standing) == (1, None)
 
 
 class Waiting:
@@ -561,7 +572,7 @@ def test_a_driver_that_has_not_come_is_not_wanted_when_its_run_is_interrupted(jo
         with pytest.raises(dg.DagsterExecutionInterruptedError):
             attendant.attend()
         assert not waiting.waits
-    assert job.catalog.records.submissions.standing() is None, "a driver that appears late ends"
+    assert job.catalog.records.submissions.latest().standing is None, "a driver that appears late ends"
     sign = job.catalog.records.attendant.read()
     assert sign is not None
     assert (sign.stopped, sign.interrupted) == (True, True), "it has not told how the driver ends"
@@ -569,9 +580,9 @@ def test_a_driver_that_has_not_come_is_not_wanted_when_its_run_is_interrupted(jo
 
 def test_a_driver_that_comes_just_when_its_run_is_interrupted_goes_on(job: StoredJob, tmp_path: Path) -> None:
     class Beside(Submissions):
-        def withdraw(self, run_id: str) -> None:
-            super().withdraw(run_id)
-            job.claim(run_id)
+        def withdraw(self, submission: Submission) -> int | None:
+            comes(job, submission)
+            return super().withdraw(submission)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
@@ -611,8 +622,7 @@ def definitions(job: StoredJob, spark: object = None) -> dg.Definitions:
 
 
 def test_a_driver_takes_its_order_from_the_storage(job: StoredJob) -> None:
-    order = Submission("a" * 32, 4, 2, '{"restore_from": "chk-3"}', 1.0)
-    job.catalog.records.submissions.replace(order)
+    order = submitted(job.catalog.records, Submission("a" * 32, 4, 2, '{"restore_from": "chk-3"}', 1.0))
     drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "a" * 32)
     assert (drive.run_id, drive.op_config, drive.submission) == ("a" * 32, {"restore_from": "chk-3"}, order)
     assert type(drive.resources["spark"]).__name__ == "SparkSessionResource"
@@ -624,7 +634,7 @@ def test_a_driver_finds_an_asset_that_dagster_has_made_another_of(job: StoredJob
     assets = [asset for asset in given.assets or () if isinstance(asset, dg.AssetsDefinition)]
     regrouped = dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="sales"), assets)
     plain = dg.Definitions(assets=regrouped, resources=given.resources)
-    job.catalog.records.submissions.replace(Submission("a" * 32, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission("a" * 32, 0, None, "{}", 1.0))
     drive = submitted_drive(dg.definitions(lambda: plain), DEFINITIONS, "orders", "a" * 32)
     assert (drive.asset.name, drive.asset.group_names_by_key[drive.asset.key]) == ("orders", "sales")
     with pytest.raises(InvalidConfiguration, match="has no checkpointed streaming asset"):
@@ -633,7 +643,7 @@ def test_a_driver_finds_an_asset_that_dagster_has_made_another_of(job: StoredJob
 
 def test_a_driver_that_appears_late_changes_nothing(job: StoredJob) -> None:
     """Its run has withdrawn it, or a later run has submitted another, or another driver has claimed the job."""
-    job.catalog.records.submissions.replace(Submission("b" * 32, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission("b" * 32, 0, None, "{}", 1.0))
     with pytest.raises(Fenced, match="does not want a driver"):
         submitted_drive(definitions(job), DEFINITIONS, "orders", "a" * 32)
     drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "b" * 32)
@@ -644,9 +654,10 @@ def test_a_driver_that_appears_late_changes_nothing(job: StoredJob) -> None:
 
 
 def test_a_driver_whose_run_gives_it_up_beside_its_claim_stops(job: StoredJob) -> None:
-    job.catalog.records.submissions.replace(Submission("b" * 32, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission("b" * 32, 0, None, "{}", 1.0))
     drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "b" * 32)
-    job.catalog.records.submissions.withdraw("b" * 32)
+    assert drive.submission is not None
+    job.catalog.records.submissions.withdraw(drive.submission)
     with pytest.raises(Fenced, match="does not want a driver"):
         drive.run()
     assert job.catalog.choice() is None, "the driver has started nothing"
@@ -656,11 +667,11 @@ def test_a_run_that_gives_its_driver_up_beside_the_claim_attends_it(job: StoredJ
     """``spark-submit`` loses the master, which has started the driver all the same."""
 
     class Beside(Submissions):
-        def withdraw(self, run_id: str) -> None:
-            super().withdraw(run_id)
-            claim = job.claim(run_id)
+        def withdraw(self, submission: Submission) -> int | None:
+            claim = comes(job, submission)
             job.end(claim, "FINISHED")
             job.beat(claim, alive=False, stopped=True)
+            return super().withdraw(submission)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
@@ -723,7 +734,7 @@ def test_what_is_on_record_is_told_by_a_run_that_attends(
 ) -> None:
     """The driver has ended when the run that was to attend it comes: the run tells how, and submits nothing."""
     claim = job.claim(run_id())
-    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission(claim.run_id, 0, None, "{}", 1.0))
     store = job.choose(claim)
     job.checkpoint(store, 1)
     job.end(claim, "FAILED", "a row of poison")
@@ -739,7 +750,7 @@ def test_what_is_on_record_is_told_by_a_run_that_attends(
 
 def test_a_job_that_returns_to_the_version_before_is_not_to_be_launched(job: StoredJob) -> None:
     claim = job.claim(run_id())
-    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    submitted(job.catalog.records, Submission(claim.run_id, 0, None, "{}", 1.0))
     job.checkpoint(job.choose(claim), 1)
     end = End("FAILED", "version 2 completed no checkpoint", False, iso(0.0), taken_back="2", returns_to="1")
     job.catalog.records.epochs.record_end(claim.epoch, end)

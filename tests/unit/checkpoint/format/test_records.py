@@ -35,7 +35,7 @@ from dagster_ckpt.checkpoint.format.records import Moved, encode_record, read_re
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.start_traces import StartTrace, Step
-from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.checkpoint.submissions import Submission, _Outcome
 from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from dagster_ckpt.stored_json import seal
@@ -87,7 +87,8 @@ RECORDS: list[Any] = [
     _Disposal(("a", "b")),
     _Claimed("flights", LINEAGE),
     CancelRequest("run-1", 1.0),
-    Submission("run-1", 2, 1, '{"restore_from": "latest"}', 1.0),
+    Submission("run-1", 2, 1, '{"restore_from": "latest"}', 1.0, 4),
+    _Outcome(3),
     _Begun(3, 1.0),
     _Bell(LINEAGE),
     NamedSavepoint("before-upgrade", "/savepoints/savepoint-012345-0123456789ab", "a note", None, LINEAGE, 3, 8, "now"),
@@ -176,6 +177,7 @@ UNSAID: dict[type, dict[str, object]] = {
     Claim: {"lease": Lease(2.0, 30.0)},
     End: {"taken_back": None, "returns_to": None},
     NamedSavepoint: {"generation": 1, "request": None},
+    Submission: {"number": 0},
     Failure: {"recoverable": True, "kind": "", "plan": None},
     SavepointRequest: {"name": None, "note": "", "series": None, "checkpoint": False},
     Answer: {"savepoint": None, "error": "", "hint": "", "withdrawn": False},

@@ -26,6 +26,7 @@ from dagster_ckpt.checkpoint.start_traces import MONOTONIC, StartTrace, Step
 from dagster_ckpt.checkpoint.submissions import Submission
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.checkpoint.submitting import submitted
 
 CONTROL = f"{JOB}/control/"
 LINEAGE = f"{1:032x}"
@@ -90,7 +91,8 @@ def told(pins: Pins) -> Story:
     third.finish()
     Epochs(memory, JOB).record_settled(3, Settled({LINEAGE: CheckpointCatalog(memory, JOB).completed_ids(LINEAGE)}))
     JobRecords(memory, JOB).starts.add(StartTrace(3, "run", "2026-11-23T10:00:00+00:00", True, (STEP,)))
-    JobRecords(memory, JOB).submissions.replace(Submission("run", 2, None, "{}", 1.0))
+    submission = submitted(JobRecords(memory, JOB), Submission("run", 2, None, "{}", 1.0))
+    JobRecords(memory, JOB).submissions.take(submission, 3)
     JobRecords(memory, JOB).attendant.write(Heartbeat(3, "run", (process,), 4, 1.0, stopped=True))
     HeartbeatFile(memory, JOB, "silent").write(Heartbeat(2, "run", (process,), 4, 1.0))
     plans = PlanArchiveWriter(memory, JOB, LINEAGE, 3, lambda: None)
