@@ -34,6 +34,7 @@ from dagster_ckpt.spark.preflight import Passed, SinkName, goes_on, is_empty, le
 from dagster_ckpt.spark.rescale import rescale
 from dagster_ckpt.spark.run.built_query import BuiltQuery
 from dagster_ckpt.spark.run.fork import ForkPoint, lay_out_fork
+from dagster_ckpt.spark.run.starting_point import Began
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.stored_json import Json, believed, parsed
 
@@ -94,14 +95,14 @@ class Checked:
         target: what the start resumes from; for a fork, the job's own copy.
         passed: the findings of preflight.
         line: the epoch whose plans this start continues.
-        began: when the lineage began to fill its sink from nothing, ``None`` if the lineage has a checkpoint.
+        began: the lineage's first start with its sink, ``None`` if the lineage has a checkpoint.
         fell_back: what resuming costs because newer checkpoints are broken.
     """
 
     target: Newest
     passed: Passed
     line: int | None
-    began: float | None
+    began: Began | None
     fell_back: FellBack | None
 
 

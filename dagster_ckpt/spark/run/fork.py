@@ -234,8 +234,8 @@ def _check(point: ForkPoint, sink: Sink) -> None:
         raise SinkNotEmpty(
             f"The fork of {point} would write to {sink.path}, which has data, {present} for example: its batches have "
             "the same numbers as those of another job.",
-            hint=f"Empty {sink.path} (with every hidden directory in it) or write elsewhere. If this job was forked "
-            "before and has written that, launch it without fork_from to go on.",
+            hint=f"To begin there, {sink.to_empty} or write elsewhere. If this job was forked before and has written "
+            "that, launch it without fork_from to go on.",
         )
 
 

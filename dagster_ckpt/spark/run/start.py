@@ -51,7 +51,7 @@ from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, change_copy
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import fork_point, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
-from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, previous_choice, sink_began
+from dagster_ckpt.spark.run.starting_point import Began, Choosing, claimed_by, previous_choice, sink_began
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 from dagster_ckpt.spark.upgrading import starting_from
@@ -302,14 +302,14 @@ class Start:
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
         return choice
 
-    def _roll_back(self, restored: CheckpointMetadata | None, began: float | None, sink: Sink | None) -> str:
+    def _roll_back(self, restored: CheckpointMetadata | None, began: Began | None, sink: Sink | None) -> str:
         """Put the sink back to its position at the checkpoint; returns what was done, for people."""
         if sink is None:
             return ""
         if restored is not None:
             position = restored.sink or {}
             return sink.rollback_to(position, self._directory / "sink", self._claim.epoch) if sink.can_roll_back else ""
-        return "" if began is None else sink.rollback_to_nothing(began, self._claim.epoch)
+        return "" if began is None else sink.rollback_to_nothing(began.time, self._claim.epoch, began.epoch)
 
     def _open_store(
         self, choice: Choice, restored: CheckpointMetadata | None, claimed: CheckpointMetadata | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
@@ -32,9 +33,16 @@ from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 
-__all__ = ["Choosing", "claimed_by", "previous_choice", "sink_began"]
+__all__ = ["Began", "Choosing", "claimed_by", "previous_choice", "sink_began"]
 
 _log = logging.getLogger(__name__)
+
+
+class Began(NamedTuple):
+    """The first start of a lineage with a sink: when that was, in seconds, and its epoch, 0 if unknown."""
+
+    time: float
+    epoch: int
 
 
 class Choosing:
@@ -182,8 +190,8 @@ def claimed_by(
     return restored
 
 
-def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) -> float | None:
-    """When the lineage began to fill this sink, if the lineage began from nothing and has no checkpoint yet.
+def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) -> Began | None:
+    """The lineage's first start with this sink, if the lineage began from nothing and has no checkpoint yet.
 
     The sink was empty at that time, so all its data belongs to this lineage and is written again. The query may have
     been given the sink later than at the first start of the lineage; then nobody knows that a sink was empty which does
@@ -192,7 +200,8 @@ def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) ->
     if sink is None or target.metadata is not None or target.job_id is None:
         return None
     epochs, is_first = catalog.records.epochs, True
-    for epoch in sorted(epochs.names()):
+    known = sorted(epochs.names())
+    for epoch in known:
         choice = epochs.read_choice(epoch)
         if choice is None or (choice.job_id, choice.restored) != (target.job_id, None):
             continue
@@ -200,6 +209,8 @@ def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) ->
         is_this = choice.sink_kind == sink.kind and choice.sink is not None and is_same_place(choice.sink, sink.path)
         if claim is not None and is_this:
             is_known = is_first or sink.tells_data or not sink.can_roll_back
-            return seconds_of(claim.claimed_at) if is_known else None
+            # Of very many starts the oldest are forgotten, and the lineage may be older than what is left.
+            first = epoch if epoch > known[0] else 0
+            return Began(seconds_of(claim.claimed_at), first) if is_known else None
         is_first = False
     return None

@@ -233,12 +233,13 @@ class Sink(ABC):
         """
 
     @abstractmethod
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Put the sink back to its content before the first batch of a lineage without a checkpoint.
 
         Args:
             began: when the lineage began, seconds since the epoch.
             epoch: as in :meth:`rollback_to`.
+            first: the epoch of the lineage's first start with this sink, 0 if unknown.
         """
 
     @abstractmethod
@@ -305,8 +306,7 @@ class Sink(ABC):
         del session, after, until
         raise InvalidConfiguration(
             f"The {self.kind} sink {self.path} does not tell which rows a batch has written.",
-            hint="Compare what a TransactionalFileSink, a PostgresSink or a DeltaSink has written, or query both "
-            "outputs yourself.",
+            hint="Compare what a TransactionalFileSink, a PostgresSink or a DeltaSink has written, or query both.",
         )
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:

@@ -76,8 +76,8 @@ class SparkFileSink(Sink):
         del epoch  # Spark's sink has no epochs
         return _describe(self._sink.rollback_to(files / _LOG, batch_of(position)))
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
-        del epoch
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
+        del epoch, first
         return _describe(self._sink.rollback_to_nothing(began))
 
     def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:

@@ -94,6 +94,10 @@ class TableSink(BatchSink):
     def path(self) -> str:
         return self._path
 
+    @property
+    def to_empty(self) -> str:
+        return f"delete all rows of {self._path} by DELETE FROM"
+
     def attach(self, job_name: str, rows: DataFrame) -> None:
         self._job, self._rows, self._run = job_name, rows, None
 

@@ -320,14 +320,14 @@ class TransactionalFileSink(BatchSink):
         completed = self._publish([file for file in pinned if file.path not in listed], batch)
         return _describe(completed, *self._retract(known, self._cut))
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Put the sink back to its content before the first batch.
 
         Raises:
             CheckpointFailure: another start has changed the sink; nothing was touched.
             StorageError: the disk failed.
         """
-        del began  # the line tells which data belongs to this sink
+        del began, first  # the line tells which data belongs to this sink
         seen = self._log.line()
         if seen.epoch > epoch:
             raise CheckpointFailure(

@@ -102,8 +102,8 @@ class _UserSink(Sink):
         del files, session
         return {**self.position_of(batch, None), _NOTHING: True}
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
-        del began, epoch
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
+        del began, epoch, first
         return self._roll_back(-1, None, "nothing")
 
     def _roll_back(self, batch: int, value: Json, where: str) -> str:

@@ -223,6 +223,42 @@ def test_a_start_that_had_no_batch_goes_on_without_the_old_log(bench: Bench) -> 
     assert seen(bench) == bench.expected() + others
 
 
+def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
+    """In a table that was emptied after an earlier lineage, whose marks are not those of the new one."""
+    sql(table, "DELETE FROM {table}")
+
+    def dead_before_the_claim(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        sink = DeltaSink(bench.sink)
+
+        def die(*_: object) -> None:
+            raise ZeroDivisionError("dead before the claim")
+
+        setattr(sink, "adopt", die)  # noqa: B010
+        return into(sink, bench, session)
+
+    with pytest.raises(ZeroDivisionError):
+        table.launch(table.job(query=dead_before_the_claim), restore_from="none").result()
+    die_after_the_table_has_it(table)
+    assert seen(table) != table.expected()
+    shutil.rmtree(table.working)
+    table.tick(1)
+    assert seen(table) == table.expected(), "the new lineage has begun, and takes back what is its own"
+
+
+@pytest.mark.exhaustive
+def test_rows_that_somebody_deletes_before_the_first_checkpoint(bench: Bench) -> None:
+    """No checkpoint can be restored instead: the refusal names the way on, and that way works."""
+    die_after_the_table_has_it(bench)
+    shutil.rmtree(bench.working)
+    sql(bench, "DELETE FROM {table}")
+    refusal = bench.refused(SinkMismatch)
+    assert "(DELETE)" in refusal.message
+    assert f"delete all rows of {bench.sink} by DELETE FROM or write elsewhere" in refusal.hint
+    assert "launch with restore_from: none" in refusal.hint
+    bench.tick(1, restore_from="none")
+    assert seen(bench) == bench.expected()
+
+
 @pytest.mark.exhaustive
 def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
     """Recreated; and with the marks of a newer epoch, because the job's storage was emptied."""

@@ -257,15 +257,18 @@ class DeltaSink(TableSink):
         batch = batch_of(position)
         return self._claim(epoch, batch, *self._checked(position, self._table.version))
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Take back all that the job wrote since a start of it last began with batch 0.
+
+        A start that dies before its claim leaves an empty table with the marks of an earlier lineage. Nothing of this
+        lineage is in the table then, and what happened to the rows of the earlier one does not matter.
 
         Raises:
             SinkMismatch: as :meth:`check`; nothing was touched.
         """
         del began  # the marks tell
-        table, nothing = self._table, self.newest_batch() is None
-        if table.mark(self._application) is None:
+        table, nothing, newest = self._table, self.newest_batch() is None, self._table.mark(self._application)
+        if newest is None or (marked_epoch(newest) < first and self.first_data() is None):
             return ""
         for version in range(table.version, -1, -1):
             if nothing and table.commit_of(version) is None:
@@ -273,8 +276,20 @@ class DeltaSink(TableSink):
             (commit,) = table.commits(version - 1, version)
             mark = commit.marks.get(self._application)
             if mark is not None and marked_batch(mark) < 0:
+                self._check_without_checkpoint(version)
                 return self._claim(epoch, -1, version)
         return ""
+
+    def _check_without_checkpoint(self, claim: int) -> None:
+        """Make sure that the table can go back to a claim of a lineage that has no checkpoint to restore instead."""
+        try:
+            self._table.rollback_plan(claim, self._table.version, self._application)
+        except SinkMismatch as error:
+            raise SinkMismatch(
+                error.message,
+                hint="Nothing was touched, and the job has no checkpoint to go back to. To begin anew, "
+                f"{self.to_empty} or write elsewhere, and launch with restore_from: none.",
+            ) from error
 
     def _claim(self, epoch: int, batch: int, after: int | None = None, held: int | None = None) -> str:
         """Mark the table for a start that begins after ``batch``, and take back what came after a version, if any."""

@@ -247,13 +247,13 @@ class IcebergSink(TableSink):
             epoch, batch_of(position), lambda history: plan_rollback(history, snapshot, self._job), held=snapshot
         )
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Take back all that the lineage wrote, in one commit that also claims the table.
 
         Raises:
             SinkMismatch: as :meth:`rollback_to`; nothing was touched.
         """
-        del began  # the marks tell
+        del began, first  # the marks tell
         return self._claim(epoch, -1, lambda history: plan_rollback_to_nothing(history, self._job, self._lineage))
 
     def _claim(

@@ -268,7 +268,7 @@ class PostgresSink(BatchSink):
         self._cut = 0
         return ""
 
-    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+    def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Remove what this lineage has written, and close the table to every earlier start.
 
         Raises:
@@ -276,7 +276,7 @@ class PostgresSink(BatchSink):
             Fenced: a newer start of this lineage writes to the table.
             CheckpointFailure: the database failed.
         """
-        del began  # the ledger tells whose the rows are
+        del began, first  # the ledger tells whose the rows are
         with self._database.connected() as connection:
             self._database.inspect(connection)
             self._ledger.create(connection)
