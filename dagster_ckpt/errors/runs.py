@@ -173,8 +173,9 @@ class QueryMismatch(RestoreRefused):
 class RestoreWithLoss(RestoreRefused):
     """The restore would work, but lose rows, or double rows under ``EXACTLY_ONCE``; the user has not accepted that.
 
-    Input files of a batch that is read again are gone, or a sink that cannot go back has batches whose boundaries are
-    not known. Under ``AT_LEAST_ONCE`` what is doubled is a warning in the run's log.
+    Input files of a batch that is read again are gone, or output files that the checkpoint covers; or a sink that
+    cannot go back has batches whose boundaries are not known. Under ``AT_LEAST_ONCE`` what is doubled is a warning in
+    the run's log.
 
     Way on:
         Put back what is named; or launch with ``allow_loss: true``.
@@ -196,9 +197,8 @@ class SinkNotEmpty(RestoreRefused):
 class SinkMismatch(RestoreRefused):
     """The sink does not hold the data that the checkpoint says it holds.
 
-    The query writes to another place than when the checkpoint was taken, or files that the sink had written by then are
-    missing or have another size. Or a rollback has abandoned the checkpoint since, and the sink does not hold its rows
-    any more.
+    The query writes to another place than when the checkpoint was taken, or files that the sink had written by then
+    have another size. Or a rollback has abandoned the checkpoint since, and the sink does not hold its rows any more.
 
     Way on:
         Write to the same place; put the files back; or restore a checkpoint from before those files.

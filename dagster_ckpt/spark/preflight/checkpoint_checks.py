@@ -36,6 +36,7 @@ __all__ = [
 
 #: The check of what the sink has of later batches.
 AFTER_IT = "batches after it"
+_WITHOUT = "Put the files back where they were. To go on without these rows, launch with allow_loss: true."
 _ANOTHER = "Restore another checkpoint; `dagster-ckpt list` shows them."
 
 
@@ -179,9 +180,11 @@ def sink_finding(restored: CheckpointMetadata, sink: Sink, files: Path) -> Findi
     """
     check = "sink position"
     try:
-        sink.check(restored.sink or {}, files)
+        gone = sink.check(restored.sink or {}, files)
     except CheckpointError as error:
         return Finding.of_error(check, error)
+    if gone:
+        return Finding(check, Verdict.WITH_LOSS, gone, _WITHOUT)
     how = "can go back to" if sink.can_roll_back else "cannot go back, and held at the checkpoint"
     return Finding.fine(check, f"the {sink.kind} sink {sink.path} {how} batch {restored.batch}.")
 

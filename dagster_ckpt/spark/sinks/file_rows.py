@@ -1,4 +1,4 @@
-"""The rows in some data files of a sink, as a DataFrame."""
+"""The rows in some data files of a sink, as a DataFrame, and what is said of data files that are gone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
 from dagster_ckpt.paths import hadoop_path
+from dagster_ckpt.shown_text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["rows_in"]
+__all__ = ["rows_in", "told_gone"]
 
 _TYPED = frozenset({"parquet", "orc"})
 
@@ -41,3 +42,18 @@ def rows_in(files: Sequence[Path], root: Path, session: SparkSession) -> DataFra
     found = formats.pop().lstrip(".")
     reader = session.read.option("basePath", hadoop_path(root)).format(found if found in _TYPED else "text")
     return reader.load([hadoop_path(file) for file in files])
+
+
+def told_gone(files: Sequence[tuple[str, int]], root: Path) -> str:
+    """What is said of data files that are gone, with their bytes, from the oldest to the newest; empty for none.
+
+    The text is the same as long as the same files are gone: whoever has accepted that is not asked again.
+    """
+    if not files:
+        return ""
+    which = f"{counted(len(files), 'file')} with {counted(sum(size for _, size in files), 'byte')}"
+    if len(files) == 1:
+        return f"{which} that a batch had written to {root} is gone: {files[0][0]}."
+    return (
+        f"{which} that batches had written to {root} are gone; the oldest is {files[0][0]}, the newest {files[-1][0]}."
+    )

@@ -172,8 +172,7 @@ class Sink(ABC):
     def of_record(cls, path: str) -> Sink | None:
         """The sink at a recorded path, without its query; ``None`` if only the query can make the sink.
 
-        A salvage reads the positions of a sink that only its query can make from
-        :class:`~dagster_ckpt.spark.sinks.recorded_positions.RecordedPositions`.
+        A salvage reads the positions of such a sink from ``recorded_positions.py``.
         """
 
     @property
@@ -205,15 +204,18 @@ class Sink(ABC):
         return {}
 
     @abstractmethod
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         """Make sure, without touching anything, that :meth:`rollback_to` will work.
 
         Args:
             position: the recorded position.
             files: the directory of the files that were pinned with the position.
 
+        Returns:
+            Which data of the position is gone, for people; empty for none. :meth:`rollback_to` goes on without it.
+
         Raises:
-            SinkMismatch: the sink no longer holds the data of the position.
+            SinkMismatch: the sink does not hold the data of the position.
         """
 
     @abstractmethod
@@ -268,9 +270,7 @@ class Sink(ABC):
         """React to a completed checkpoint of the running query."""
 
     def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:
-        """This sink after the last batch of a query of plain Spark that wrote to it.
-
-        ``None`` where no query of plain Spark has written: the sink is new for the query.
+        """This sink after the last batch of a query of plain Spark; ``None`` where none has written to it.
 
         Args:
             query: the query.

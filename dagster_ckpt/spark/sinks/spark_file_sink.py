@@ -68,9 +68,9 @@ class SparkFileSink(Sink):
     def writer_options(self, token: str) -> Mapping[str, str]:
         return marking_options(token)
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         del position  # the log has the whole position
-        self._sink.check(files / _LOG)
+        return self._sink.check(files / _LOG)
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del epoch  # Spark's sink has no epochs

@@ -20,6 +20,8 @@ from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMis
 from dagster_ckpt.filesystem import make_durable
 from dagster_ckpt.paths import local_path, split_location, unescaped
 from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
+from dagster_ckpt.spark.sinks.file_rows import told_gone
+from dagster_ckpt.spark.sinks.pending_files import data_files
 from dagster_ckpt.stored_json import Json, parsed
 
 __all__ = ["FileSink", "SinkRollback", "effective_files"]
@@ -78,6 +80,8 @@ class FileSink:
         self.path = local_path(str(path))
         self.log = self.path / _LOG
         self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
+        #: The data files that were gone when a position was checked.
+        self._gone: frozenset[_Entry] = frozenset()
 
     def last_batch(self) -> int | None:
         """The newest batch in the log, ``None`` when the log is empty."""
@@ -87,12 +91,7 @@ class FileSink:
         """Any visible file of the sink, or the log; ``None`` when there is neither."""
         if self.last_batch() is not None:
             return self.log
-        for directory, children, names in os.walk(self.path):
-            children[:] = sorted(child for child in children if not child.startswith(("_", ".")))
-            for name in sorted(names):
-                if not name.startswith(("_", ".")):
-                    return Path(directory, name)
-        return None
+        return next(iter(data_files(self.path)), None)
 
     def position_files(self, batch: int) -> list[Path]:
         """The log files with the sink's content at ``batch``, for a checkpoint to keep.
@@ -142,16 +141,19 @@ class FileSink:
             total += bytes_here
         return {"kind": "file", "path": str(self.path), "batch": batch, "files": count, "bytes": total}
 
-    def check(self, position_log: Path) -> None:
-        """Check that the sink still has every data file that ``position_log`` lists. Touches nothing.
+    def check(self, position_log: Path) -> str:
+        """Tell which data files that ``position_log`` lists are gone: :meth:`rollback_to` goes on without them.
 
         Args:
             position_log: a directory with the log files of a checkpoint.
 
         Raises:
-            SinkMismatch: a data file is missing or has another size, or the log cannot be read.
+            SinkMismatch: a data file has another size, the log cannot be read, or the sink has lost its log, too.
         """
-        self._check(_listed(_position(position_log).values()))
+        _, gone = self._look(_listed(_position(position_log).values()))
+        self._gone = frozenset(gone if self.last_batch() is not None else ())
+        self._refuse(gone)
+        return told_gone([(str(_local(entry.path)), entry.size) for entry in gone], self.path)
 
     def rollback_to(self, position_log: Path, batch: int) -> SinkRollback:
         """Put the sink back to its content after ``batch``.
@@ -168,8 +170,8 @@ class FileSink:
             batch: the checkpoint's batch.
 
         Raises:
-            SinkMismatch: the position has another batch than ``batch``, cannot be read, or lists missing data. Nothing
-                was touched.
+            SinkMismatch: the position has another batch than ``batch``, cannot be read, or lists data that is missing
+                and was not when :meth:`check` looked. Nothing was touched.
         """
         wanted = _position(position_log)
         if max(map(require_id, wanted)) != batch:
@@ -178,7 +180,8 @@ class FileSink:
                 hint="Nothing was touched. Restore another checkpoint.",
             )
         listed = _listed(wanted.values())
-        keep = self._check(listed)
+        keep, gone = self._look(listed)
+        self._refuse(gone)
         restored = self._put_back(wanted)
         removed = self._remove_later_entries(wanted)
         data = self._remove_unlisted(keep, oldest_ns=_oldest_ns(listed))
@@ -205,10 +208,7 @@ class FileSink:
             SinkMismatch: the log cannot be read.
         """
         last = self.last_batch()
-        if last is None:
-            return []
-        files = self.position_files(last)
-        return sorted(_local(path) for path in _listed(files))
+        return [] if last is None else sorted(self.files_at(last))
 
     def unlisted(self, log: Iterable[Path], *, but: Iterable[Path]) -> list[tuple[Path, int]]:
         """The data files that a rollback to a position would remove, sorted, each with its modification time in ns.
@@ -218,31 +218,41 @@ class FileSink:
             but: later log files, whose data files are left out.
 
         Raises:
-            SinkMismatch: a data file of the position is missing or has another size, or the log cannot be read.
+            SinkMismatch: a data file of the position has another size, or the log cannot be read.
         """
         listed = _listed(log)
         later = {_local(path).resolve() for path in _listed(but)}
-        found = self._unlisted(self._check(listed), oldest_ns=_oldest_ns(listed))
+        found = self._unlisted(self._look(listed)[0], oldest_ns=_oldest_ns(listed))
         return sorted((file, status.st_mtime_ns) for file, status in found if file.resolve() not in later)
 
-    def _check(self, listed: Mapping[str, _Entry]) -> frozenset[tuple[int, int]]:
-        """(device, inode) of every listed data file, because several paths may reach the same directory."""
+    def _look(self, listed: Mapping[str, _Entry]) -> tuple[frozenset[tuple[int, int]], list[_Entry]]:
+        """The listed data files that are there, and those that are gone, the oldest first.
+
+        Each file is told by (device, inode), because several paths may reach the same directory.
+        """
         found: set[tuple[int, int]] = set()
+        gone: list[_Entry] = []
         for entry in listed.values():
+            local = _local(entry.path)
             try:
-                local = _local(entry.path)
                 status = local.stat()
             except (FileNotFoundError, NotADirectoryError):
-                raise SinkMismatch(
-                    f"{local}, which the file sink had written by then, is missing", hint=_OTHER_CHECKPOINT
-                ) from None
+                gone.append(entry)
+                continue
             if status.st_size != entry.size:
                 raise SinkMismatch(
                     f"{local} has {status.st_size} bytes; the file sink had written {entry.size}",
                     hint=_OTHER_CHECKPOINT,
                 )
             found.add((status.st_dev, status.st_ino))
-        return frozenset(found)
+        return frozenset(found), sorted(gone, key=lambda entry: (entry.modified_ms, entry.path))
+
+    def _refuse(self, gone: Iterable[_Entry]) -> None:
+        for entry in gone:
+            if entry not in self._gone:
+                raise SinkMismatch(
+                    f"{_local(entry.path)}, which the file sink had written by then, is missing", hint=_OTHER_CHECKPOINT
+                )
 
     def _put_back(self, wanted: dict[str, Path]) -> int:
         self.log.mkdir(parents=True, exist_ok=True)
@@ -258,7 +268,7 @@ class FileSink:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            _remove(self.log / f".{name}.crc")  # it describes other bytes
+            (self.log / f".{name}.crc").unlink(missing_ok=True)  # it describes other bytes
             temporary.replace(target)
             restored += 1
         make_durable(self.log)
@@ -273,8 +283,8 @@ class FileSink:
             if name not in wanted and (number := log_id(name)) is not None and number >= first
         ]
         for name in sorted(later, key=require_id, reverse=True):
-            _remove(self.log / f".{name}.crc")
-            _remove(self.log / name)
+            (self.log / f".{name}.crc").unlink(missing_ok=True)
+            (self.log / name).unlink(missing_ok=True)
         make_durable(self.log)
         return len(later)
 
@@ -282,8 +292,8 @@ class FileSink:
         sizes: list[int] = []
         for file, status in self._unlisted(keep, oldest_ns=oldest_ns):
             # The data file goes last: as long as it exists, a repeated rollback also removes its checksum file.
-            _remove(file.with_name(f".{file.name}.crc"))
-            _remove(file)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
             sizes.append(status.st_size)
         return sizes
 
@@ -387,7 +397,3 @@ def _names(directory: Path) -> frozenset[str]:
         return frozenset(path.name for path in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return frozenset()
-
-
-def _remove(file: Path) -> None:
-    file.unlink(missing_ok=True)

@@ -24,17 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
-from dagster_ckpt.errors import (
-    CaptureIncomplete,
-    CheckpointFailure,
-    Fenced,
-    InvalidConfiguration,
-    SinkMismatch,
-)
+from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files import CheckpointLocation
-from dagster_ckpt.spark.sinks.file_rows import rows_in
+from dagster_ckpt.spark.sinks.file_rows import rows_in, told_gone
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
     data_files,
@@ -114,6 +108,8 @@ class TransactionalFileSink(BatchSink):
         #: The line when a position was checked, and the line that a rollback then made.
         self._seen: Line | None = None
         self._cut: Line | None = None
+        #: The files that were gone then.
+        self._gone: frozenset[DataFile] = frozenset()
         #: The line with this start in it, the last batch up to which nothing is pending, and the last one with a file.
         self._line = Line(0, 0, {})
         self._held = -1
@@ -261,11 +257,14 @@ class TransactionalFileSink(BatchSink):
             "visible_batch": self._shown if own else newest_of(self._log.committed(self._log.line(), batch)),
         }
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         self._seen = self._log.line()
-        self._check(self._seen, position, pinned_files(files / _PINNED))
+        self._gone = self._check(self._seen, position, pinned_files(files / _PINNED))
+        gone = sorted(self._gone, key=lambda file: (file.batch, file.path))
+        return told_gone([(f"{self._root / file.path} (batch {file.batch})", file.size) for file in gone], self._root)
 
-    def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> None:
+    def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> frozenset[DataFile]:
+        """The files that readers saw by then and that are gone."""
         batch = batch_of(position)
         with believed("The recorded position of the sink", _OTHER, SinkMismatch):
             start = start_name(position["attempt"])
@@ -276,6 +275,7 @@ class TransactionalFileSink(BatchSink):
                 "checkpoint covers is there any more.",
                 hint="Nothing was touched. Restore the checkpoint it was rolled back to, or a newer one.",
             )
+        committed = {file.path: file for file in self._log.committed(line, batch)}
         for file in pinned:
             if file.start != start or file.batch > batch:
                 raise SinkMismatch(
@@ -284,23 +284,23 @@ class TransactionalFileSink(BatchSink):
                     hint=_OTHER,
                 )
             # In this order: a commit may move the file meanwhile.
-            if file.size not in (size_of(self._pending.staged(file)), size_of(self._root / file.path)):
-                raise SinkMismatch(
-                    f"{self._root / file.path}, which batch {file.batch} had written by then, is gone.", hint=_OTHER
-                )
-        committed, listed = self._log.committed(line, batch), {file.path for file in pinned}
-        if newest_of(committed) < visible:
+            places = (self._pending.staged(file), self._root / file.path)
+            if file.path not in committed and file.size not in map(size_of, places):
+                raise self._without(file)
+        if newest_of(committed.values()) < visible:
             raise SinkMismatch(
                 f"{self.path} is an older copy: readers saw what batch {visible} had written, and it is not there.",
                 hint=_OTHER,
             )
-        for file in committed:
-            if file.path not in listed and size_of(self._root / file.path) != file.size:
-                raise SinkMismatch(
-                    f"{self._root / file.path}, which batch {file.batch} had written and which was committed, is gone "
-                    "or has another size.",
-                    hint=_OTHER,
-                )
+        sizes = {file: size_of(self._root / file.path) for file in committed.values()}
+        for file, size in sizes.items():
+            if size not in (None, file.size):
+                raise self._without(file)
+        return frozenset(file for file, size in sizes.items() if size is None)
+
+    def _without(self, file: DataFile) -> SinkMismatch:
+        told = f"{self._root / file.path}, which batch {file.batch} had written by then, is gone or has another size."
+        return SinkMismatch(told, hint=_OTHER)
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         """Put the sink back to a position; repeating an interrupted rollback completes it.
@@ -312,7 +312,8 @@ class TransactionalFileSink(BatchSink):
         """
         seen, self._seen = self._seen or self._log.line(), None
         pinned = pinned_files(files / _PINNED)
-        self._check(seen, position, pinned)
+        if lost := min(self._check(seen, position, pinned) - self._gone, default=None):
+            raise self._without(lost)
         batch = batch_of(position)
         known = self._starts(seen)
         self._cut = self._log.advance(seen, seen.until(batch), epoch)

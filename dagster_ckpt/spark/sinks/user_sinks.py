@@ -65,8 +65,10 @@ class _UserSink(Sink):
         """The content of ``_metadata`` for the position after ``batch``."""
         return {"kind": self.kind, "path": self.path, "batch": batch, _VALUE: value}
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
-        """Do nothing: only the user's system can tell, and that is called at the rollback."""
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
+        """Tell nothing: only the user's system can tell, and that is called at the rollback."""
+        del position, files
+        return ""
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del files, epoch

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -31,6 +32,8 @@ from dagster_ckpt.errors import (
     RestoreWithLoss,
 )
 from dagster_ckpt.spark.events import Replaying, Started
+from dagster_ckpt.spark.sinks.sink import sink_to
+from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Launch, Row, deduplicated, eventually
 from tests.jobs.savepoints import Take, started
@@ -87,6 +90,55 @@ def test_a_rollback_whose_input_is_gone(ticked: Bench) -> None:
     described = CliRunner().invoke(main, ["describe", ticked.name, "--json", "--path", str(ticked.storage)])
     assert json.loads(described.stdout)["accepted_loss"] == [note]
     assert accepted(ticked.checkpoints()[0]) == []
+
+
+# --- output that is gone ---------------------------------------------------------------------------------------------
+
+
+def transactional(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    rows = bench.read(session).dropDuplicates(["id"]).select("id", "v")
+    return sink_to(rows, TransactionalFileSink(bench.sink)).trigger(availableNow=True)
+
+
+def rows_in(file: Path) -> Counter[Row]:
+    return Counter((row["id"], row["v"]) for row in pq.read_table(file).to_pylist())
+
+
+@pytest.mark.parametrize("query", [deduplicated, transactional])
+def test_output_that_retention_has_deleted(bench: Bench, query: Any) -> None:
+    """Somebody deletes old files from the output directory. With consent the job goes on, and is not asked again."""
+    bench.query = query
+    for _ in range(3):
+        bench.tick(1)
+    visible = [file for file in bench.sink.rglob("part-*.parquet") if "_transactions" not in file.parts]
+    oldest, older, *_ = sorted((file for file in visible if rows_in(file)), key=lambda file: min(rows_in(file)))
+    lost = rows_in(oldest)
+    oldest.unlink()
+    for config in (NEVER, _AT_LEAST_ONCE):
+        refusal = bench.refused(RestoreWithLoss, bench.job(config=config))
+        assert "1 file with " in refusal.message
+        assert str(oldest) in refusal.message
+        assert "launch with allow_loss: true" in refusal.hint
+    told = preflight(bench)
+    assert told.exit_code == 3
+    assert str(oldest) in told.stdout
+
+    launch = bench.tick(1, allow_loss=True)
+    (note,) = accepted(launch.completed[-1])
+    assert str(oldest) in note
+    assert f"by run {launch.run_id}" in note
+    assert accepted(bench.tick(1).completed[-1]) == [note], "it has been accepted"
+    assert bench.in_raw_directory() == bench.expected() - lost
+    bench.tick(1, restore_from=launch.completed[-1].reference)
+    assert bench.in_raw_directory() == bench.expected() - lost, "what was written after the checkpoint comes anew"
+
+    lost += rows_in(older)
+    older.unlink()
+    assert "2 files with " in bench.refused(RestoreWithLoss).message
+    (first, second) = accepted(bench.tick(1, allow_loss=True).completed[-1])
+    assert first == note
+    assert str(older) in second
+    assert bench.in_raw_directory() == bench.expected() - lost
 
 
 def test_input_that_goes_before_the_first_checkpoint(bench: Bench) -> None:

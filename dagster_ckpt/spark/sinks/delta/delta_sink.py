@@ -218,7 +218,7 @@ class DeltaSink(TableSink):
             "application": self._application,
         }
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         """Make sure that the rollback is possible, without a change.
 
         Raises:
@@ -229,6 +229,7 @@ class DeltaSink(TableSink):
         newest = self._table.version
         version, held = self._checked(position, newest)
         self._table.rollback_plan(version, newest, self._application, held)
+        return ""
 
     def _checked(self, position: Mapping[str, Json], newest: int) -> tuple[int, int | None]:
         """The version of a position, if this table has it, and the mark; earlier releases have recorded no mark."""

@@ -213,7 +213,7 @@ class IcebergSink(TableSink):
             "application": self._application,
         }
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         """Make sure that the rollback is possible, without a change.
 
         Raises:
@@ -222,6 +222,7 @@ class IcebergSink(TableSink):
         """
         del files  # `_metadata` holds the whole position
         self._table.check(plan_rollback(self._table.history(), self._checked(position), self._job))
+        return ""
 
     def _checked(self, position: Mapping[str, Json]) -> int | None:
         """The snapshot of a position, if this is its table."""

@@ -203,7 +203,7 @@ class PostgresSink(BatchSink):
     def _position(self, batch: int, start: str, filled: int) -> dict[str, Json]:
         return {"kind": self.kind, "path": self.path, "batch": batch, "start": start, "filled": filled}
 
-    def check(self, position: Mapping[str, Json], files: Path) -> None:
+    def check(self, position: Mapping[str, Json], files: Path) -> str:
         """Make sure that the table and its entry in the ledger hold the batch of a position.
 
         Raises:
@@ -218,6 +218,7 @@ class PostgresSink(BatchSink):
             entry = self._ledger.read(connection)
             self._check(connection, entry, position)
         self._seen = None if entry is None else entry.takeover
+        return ""
 
     def _check(self, connection: Connection, entry: Entry | None, position: Mapping[str, Json]) -> None:
         batch, filled = batch_of(position), _filled(position)

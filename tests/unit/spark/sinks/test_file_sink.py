@@ -204,13 +204,13 @@ def test_lost_data_is_named_and_nothing_touched(
 ) -> None:
     sink = FileSink(output.path)
     position = _position(sink, 4, tmp_path / "position")
+    sink.check(position)
     why = damage(output)
     before = tree(output.path)
-    for attempt in (lambda: sink.check(position), lambda: sink.rollback_to(position, 4)):
-        with pytest.raises(SinkMismatch, match=why) as caught:
-            attempt()
-        assert output.data[1][0].name in str(caught.value)
-        assert "Restore" in caught.value.hint
+    with pytest.raises(SinkMismatch, match=why) as caught:
+        sink.rollback_to(position, 4)
+    assert output.data[1][0].name in str(caught.value)
+    assert "Restore" in caught.value.hint
     assert tree(output.path) == before
 
 
@@ -383,14 +383,51 @@ def test_few_totals_are_remembered(output: Output, monkeypatch: pytest.MonkeyPat
     assert len(sink._totals) == 2
 
 
-def test_the_check_of_a_position_finds_missing_data(output: Output, tmp_path: Path) -> None:
+def test_data_that_retention_has_deleted_is_told_and_a_rollback_goes_on_without(output: Output, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     _position(FileSink(output.path), 4, tmp_path / "files" / "_spark_metadata")
     sink = SparkFileSink(output.path)
-    sink.check({}, tmp_path / "files")
-    output.data[2][0].unlink()
-    with pytest.raises(SinkMismatch, match="is missing"):
+    output.data[5][0].unlink()
+    assert sink.check({}, tmp_path / "files") == "", "a rollback would remove that file anyway"
+    deleted = [output.data[0][1], *output.data[2]]
+    for file in reversed(deleted):
+        file.unlink()
+    told = sink.check({}, tmp_path / "files")
+    assert told == (
+        f"3 files with 9 bytes that batches had written to {output.path} are gone; the oldest is {deleted[0]}, "
+        f"the newest {max(deleted[1:])}."
+    )
+    assert SparkFileSink(output.path).check({}, tmp_path / "files") == told, "whoever accepted it is not asked again"
+    kept = sorted(file for number in range(5) for file in output.data[number] if file not in deleted)
+    sink.rollback_to({"batch": 4}, tmp_path / "files", 1)
+    assert sorted(output.path.rglob("part-*")) == kept
+    assert FileSink(output.path).last_batch() == 4
+
+
+@pytest.mark.parametrize("spoil", ["another file is damaged", "the log is gone, too"])
+def test_data_that_is_gone_is_no_retention_where_more_is_wrong(output: Output, tmp_path: Path, spoil: str) -> None:
+    (tmp_path / "files").mkdir()
+    _position(FileSink(output.path), 4, tmp_path / "files" / "_spark_metadata")
+    output.data[0][0].unlink()
+    if spoil == "the log is gone, too":
+        shutil.rmtree(output.log)
+    else:
+        output.data[3][0].write_bytes(b"short of it")
+    before, sink = tree(output.path), SparkFileSink(output.path)
+    with pytest.raises(SinkMismatch, match=r"is missing|has 11 bytes"):
         sink.check({}, tmp_path / "files")
+    with pytest.raises(SinkMismatch, match=r"is missing|has 11 bytes"):
+        sink.rollback_to({"batch": 4}, tmp_path / "files", 1)
+    assert tree(output.path) == before
+
+
+def test_a_query_of_plain_spark_moves_in_where_retention_has_deleted_data(output: Output, tmp_path: Path) -> None:
+    sink = SparkFileSink(output.path)
+    output.data[0][0].unlink()
+    taken_over = sink.take_over(PlainQuery(7, None), tmp_path / "files")
+    assert taken_over is not None
+    assert taken_over.removes == []
+    assert str(output.data[0][0]) in sink.check(taken_over.position, tmp_path / "files")
 
 
 def test_only_files_of_the_batch_in_flight_go_when_a_query_of_plain_spark_moves_in(tmp_path: Path) -> None:

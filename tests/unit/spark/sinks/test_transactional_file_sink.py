@@ -161,6 +161,76 @@ def test_a_missing_file_is_refused_and_nothing_is_touched(job: TransactionalJob)
     job.assert_exact(checkpoint.rows)
 
 
+def written_by(job: TransactionalJob, batch: int) -> list[Path]:
+    """What readers see of a batch."""
+    files = (file for file in job.sink.rglob("part-*") if "_transactions" not in file.parts)
+    return sorted(file for file in files if file.read_text().startswith(f"batch {batch} "))
+
+
+def test_files_that_retention_has_deleted_are_told_and_a_rollback_goes_on_without(job: TransactionalJob) -> None:
+    """The remaining files are exact: later batches are taken back, and what was pending is committed."""
+    start = job.start(None)
+    for _ in range(3):
+        start.write()
+        start.checkpoint()
+    start.write()
+    middle = start.take()
+    start.write()
+    late = start.checkpoint()
+    later = written_by(job, 4)
+    later[0].unlink()
+    assert job.new().sink.check(middle.position, middle.files) == "", "a rollback would remove that file anyway"
+
+    deleted = [*written_by(job, 0), *written_by(job, 1)]
+    for file in deleted:
+        file.unlink()
+    told = job.new().sink.check(middle.position, middle.files)
+    size = 4 * len(f"batch 0 of {start.directory.name}")
+    assert told == (
+        f"4 files with {size} bytes that batches had written to {job.sink} are gone; the oldest is "
+        f"{deleted[0]} (batch 0), the newest {deleted[-1]} (batch 1)."
+    )
+    later[0].write_text(later[1].read_text())
+    assert job.new().sink.check(late.position, late.files) == told, "whoever accepted it is not asked again"
+
+    job.allow_loss = True
+    left = sorted(row for row in middle.rows if not row.startswith(("batch 0 ", "batch 1 ")))
+    for _ in range(2):
+        back = job.start(middle)
+        assert job.visible() == left
+    back.write()
+    again = back.checkpoint()
+    assert job.new().sink.check(again.position, again.files) == told
+    assert len(job.visible()) == len(left) + 2
+
+
+@pytest.mark.parametrize("spoil", ["another file is damaged", "a pending file is gone", "a file goes after the check"])
+def test_files_that_are_gone_are_no_retention_where_more_is_wrong(job: TransactionalJob, spoil: str) -> None:
+    start = job.start(None)
+    for _ in range(2):
+        start.write()
+        start.checkpoint()
+    start.write()
+    checkpoint = start.take()
+    written_by(job, 0)[0].unlink()
+    sink, spoiled = job.new().sink, written_by(job, 1)[0]
+    if spoil == "a file goes after the check":
+        assert "1 file with" in sink.check(checkpoint.position, checkpoint.files)
+        spoiled.unlink()
+    else:
+        if spoil == "a pending file is gone":
+            spoiled = next(job.sink.rglob("_transactions/pending/*/2/part-*"))
+            spoiled.unlink()
+        else:
+            spoiled.write_text("short")
+        with pytest.raises(SinkMismatch, match=spoiled.name):
+            sink.check(checkpoint.position, checkpoint.files)
+    before = tree(job.sink)
+    with pytest.raises(SinkMismatch, match=spoiled.name):
+        sink.rollback_to(checkpoint.position, checkpoint.files, job.epoch)
+    assert tree(job.sink) == before
+
+
 def test_a_savepoint_is_restored_under_a_new_storage_whose_epochs_begin_again(job: TransactionalJob) -> None:
     for _ in range(3):
         start = job.latest()

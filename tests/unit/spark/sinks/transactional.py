@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, RestoreWithLoss
 from dagster_ckpt.paths import local_path
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import SinkRun
@@ -77,7 +77,9 @@ class Start:
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Put the sink back, as `Start.prepare` does."""
         if checkpoint is not None:
-            self.sink.check(checkpoint.position, checkpoint.files)
+            gone = self.sink.check(checkpoint.position, checkpoint.files)
+            if gone and not self.job.allow_loss:
+                raise RestoreWithLoss(gone, hint="")
         first = self.job.choice is _NEVER_STARTED
         if checkpoint is not None:
             self.batch, self.rows = checkpoint.batch, checkpoint.rows
@@ -129,6 +131,7 @@ class TransactionalJob:
     choice: Checkpoint | None = _NEVER_STARTED
     running: Start | None = None
     covered: set[str] = field(default_factory=set)
+    allow_loss: bool = False
 
     @property
     def sink(self) -> Path:
