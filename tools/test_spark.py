@@ -40,9 +40,10 @@ def main() -> int:
     upgrade = "upgrade" if whole else f"upgrade and {_SHORT}"
     runs = [(f"Spark {release}", python, chosen) for release, python in zip(releases, pythons, strict=True)]
     runs.append((f"Spark {releases[0]} and newer", sys.executable, upgrade))
+    workers = max(1, _WORKERS // len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
-        workers = max(1, _WORKERS // len(runs))
-        return int(not all(list(pool.map(lambda run: _pytest(*run, workers), runs))))
+        passed = [pool.submit(_pytest, *run, workers) for run in runs]
+        return int(not all(run.result() for run in passed))
 
 
 def _pytest(name: str, python: str, chosen: str, workers: int) -> bool:

@@ -17,9 +17,10 @@ import psycopg
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.jobs.hosts.jobs import BUCKET_URL, DATABASE, WORK
-from tests.servers import postgres, versitygw
+from tests.servers import postgres
 from tests.servers.hosts import ADDRESS, Host, Network
 from tests.servers.ports import free_port
+from tests.servers.programs import versitygw
 from tests.servers.s3 import BUCKET, KEY, SECRET, connection
 from tests.system.cluster.standalone import eventually
 
@@ -210,7 +211,7 @@ def _bucket(network: Network, home: Path) -> Iterator[str]:
     port = free_port()
     options = ("--port", f"{ADDRESS}:{port}", "--health", "/health", "--quiet", "--keep-alive")
     keys = (f"ROOT_ACCESS_KEY={KEY}", f"ROOT_SECRET_KEY={SECRET}")
-    server = (str(versitygw.program()), *options, "--access-log", str(home / "requests"))
+    server = (str(versitygw()), *options, "--access-log", str(home / "requests"))
     with (home / "bucket.log").open("wb") as said:
         process = subprocess.Popen(
             [*network.within, "env", *keys, *server, "posix", str(home / "objects")],

@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.clock import iso
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.run.starting_point import sink_began
+from dagster_ckpt.spark.run.starting_point import Began, sink_began
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 
 _OLD, _NEW = "0" * 32, "1" * 32
@@ -32,12 +32,12 @@ def catalog(tmp_path: Path) -> CheckpointCatalog:
     return catalog
 
 
-@pytest.mark.parametrize(("name", "second"), [("a", 1), ("b", 2), ("c", None), ("d", None)])
+@pytest.mark.parametrize(("name", "began"), [("a", Began(1, 2)), ("b", Began(2, 3)), ("c", None), ("d", None)])
 def test_a_sink_began_with_the_first_start_of_the_lineage_that_wrote_there(
-    catalog: CheckpointCatalog, name: str, second: int | None
+    catalog: CheckpointCatalog, name: str, began: Began | None
 ) -> None:
     target = Newest(None, _NEW, "")
-    assert sink_began(catalog, ForeachBatchSink(name, print), target) == second
+    assert sink_began(catalog, ForeachBatchSink(name, print), target) == began
     other_kind = CustomSink(name, position=print, rollback_to=print)
     assert sink_began(catalog, other_kind, target) is None
     assert sink_began(catalog, None, target) is None
