@@ -48,6 +48,23 @@ class PendingFiles:
         """Where a file lies until it becomes visible."""
         return self.target(file.start, file.batch) / file.path
 
+    def show(self, file: DataFile, target: Path) -> bool:
+        """Make one file visible by a move; ``False`` if the file is visible already.
+
+        Raises:
+            SinkMismatch: the file is neither pending nor visible.
+        """
+        try:
+            self.staged(file).rename(target)
+        except FileNotFoundError:
+            if size_of(target) == file.size:
+                return False
+            raise SinkMismatch(
+                f"{target} was written by batch {file.batch} and is neither there nor pending.",
+                hint="Put the file back, or restore a checkpoint whose data is still there.",
+            ) from None
+        return True
+
     def list_of(self, start: str, batch: int) -> Path:
         """The file that lists what a batch has written."""
         return self.target(start, batch).with_name(f"{batch}{_LIST}")

@@ -18,6 +18,7 @@ counts, and then removes it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TransactionalFileSink"]
 
+_log = logging.getLogger(__name__)
 _TRANSACTIONS = "_transactions"
 #: The start of the query that was forked; it has written nothing to this sink.
 _FORK = "fork"
@@ -68,6 +70,8 @@ class TransactionalFileSink(BatchSink):
         format: ``parquet``, ``orc``, ``json``, ``csv`` or ``text``.
         partition_by: columns to partition by.
         options: options for Spark's ``DataFrameWriter``.
+        others_delete: whether others delete old files, such as a retention of your own: then files that are gone are no
+            loss, and the log tells of them.
 
     Raises:
         InvalidConfiguration: another format, a path that is not on a local (or mounted) disk, or a partition column
@@ -85,6 +89,7 @@ class TransactionalFileSink(BatchSink):
         format: str = "parquet",  # noqa: A002 - Spark's name of it
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
+        others_delete: bool = False,
     ) -> None:
         if format not in _FORMATS:
             raise InvalidConfiguration(
@@ -104,6 +109,7 @@ class TransactionalFileSink(BatchSink):
         self._format = format
         self._partition_by = tuple(partition_by)
         self._options = dict(options or {})
+        self._others_delete = others_delete
         self._run: SinkRun | None = None
         #: The line when a position was checked, and the line that a rollback then made.
         self._seen: Line | None = None
@@ -202,25 +208,12 @@ class TransactionalFileSink(BatchSink):
         """Move files to where readers see them, then list the files; returns how many were moved now."""
         for directory in {(self._root / file.path).parent for file in files}:
             directory.mkdir(parents=True, exist_ok=True)
-        moved = [file for file in files if self._move(file)]
+        moved = [file for file in files if self._pending.show(file, self._root / file.path)]
         # Files that were moved earlier are synced too: the process that moved them may have died before its sync.
         self._visible.sync_directories(directories_of(file.path for file in files))
         if files:
             self._log.commit(files, batch)
         return len(moved)
-
-    def _move(self, file: DataFile) -> bool:
-        """Make one file visible; ``False`` when the file already is."""
-        target = self._root / file.path
-        try:
-            self._pending.staged(file).rename(target)
-        except FileNotFoundError:
-            if size_of(target) == file.size:
-                return False
-            raise SinkMismatch(
-                f"{target} was written by batch {file.batch} and is neither there nor pending.", hint=_OTHER
-            ) from None
-        return True
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
@@ -261,7 +254,10 @@ class TransactionalFileSink(BatchSink):
         self._seen = self._log.line()
         self._gone = self._check(self._seen, position, pinned_files(files / _PINNED))
         gone = sorted(self._gone, key=lambda file: (file.batch, file.path))
-        return told_gone([(f"{self._root / file.path} (batch {file.batch})", file.size) for file in gone], self._root)
+        told = told_gone([(f"{self._root / file.path} (batch {file.batch})", file.size) for file in gone], self._root)
+        if told and self._others_delete:
+            _log.info("%s That is no loss, as others_delete says.", told)
+        return "" if self._others_delete else told
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> frozenset[DataFile]:
         """The files that readers saw by then and that are gone."""
@@ -293,14 +289,13 @@ class TransactionalFileSink(BatchSink):
                 hint=_OTHER,
             )
         sizes = {file: size_of(self._root / file.path) for file in committed.values()}
-        for file, size in sizes.items():
-            if size not in (None, file.size):
-                raise self._without(file)
+        if changed := min((file for file, size in sizes.items() if size not in (None, file.size)), default=None):
+            raise self._without(changed)
         return frozenset(file for file, size in sizes.items() if size is None)
 
     def _without(self, file: DataFile) -> SinkMismatch:
-        told = f"{self._root / file.path}, which batch {file.batch} had written by then, is gone or has another size."
-        return SinkMismatch(told, hint=_OTHER)
+        which = f"{self._root / file.path}, which batch {file.batch} had written by then,"
+        return SinkMismatch(f"{which} is gone or has another size.", hint=_OTHER)
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         """Put the sink back to a position; repeating an interrupted rollback completes it.

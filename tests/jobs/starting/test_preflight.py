@@ -30,6 +30,7 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     QueryMismatch,
     RestoreWithLoss,
+    SinkMismatch,
 )
 from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.spark.sinks.sink import sink_to
@@ -139,6 +140,26 @@ def test_output_that_retention_has_deleted(bench: Bench, query: Any) -> None:
     assert first == note
     assert str(older) in second
     assert bench.in_raw_directory() == bench.expected() - lost
+
+
+def test_output_that_others_may_delete(bench: Bench) -> None:
+    def query(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = bench.read(session).dropDuplicates(["id"]).select("id", "v")
+        return sink_to(rows, TransactionalFileSink(bench.sink, others_delete=True)).trigger(availableNow=True)
+
+    bench.query = query
+    launch = bench.tick(1)
+    bench.tick(1)
+    visible = [file for file in bench.sink.rglob("part-*.parquet") if "_transactions" not in file.parts]
+    oldest = min((file for file in visible if rows_in(file)), key=lambda file: min(rows_in(file)))
+    lost = rows_in(oldest)
+    oldest.unlink()
+    assert accepted(bench.tick(1).completed[-1]) == []
+    bench.tick(1, restore_from=launch.completed[-1].reference)
+    assert bench.in_raw_directory() == bench.expected() - lost
+    changed = next(file for file in visible if file != oldest and file.exists())
+    changed.write_bytes(b"")
+    assert str(changed) in bench.refused(SinkMismatch).message, "it is there, and is not what was written"
 
 
 def test_input_that_goes_before_the_first_checkpoint(bench: Bench) -> None:
