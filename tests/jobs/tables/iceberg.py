@@ -14,7 +14,7 @@ from tests.jobs.harness import Bench, Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["call", "configure", "current", "lake", "opened", "seen", "snapshots", "sql", "table_of"]
+__all__ = ["call", "configure", "current", "expire", "lake", "opened", "seen", "snapshots", "sql", "table_of"]
 
 _CATALOG = "catalog.db"
 
@@ -88,3 +88,8 @@ def call(bench: Bench, procedure: str, arguments: str) -> list[Any]:
     """Call a procedure of Iceberg for the job's table."""
     catalog = table_of(bench).partition(".")[0]
     return bench.spark.sql(f"CALL {catalog}.system.{procedure}(table => 'db.out', {arguments})").collect()
+
+
+def expire(bench: Bench) -> None:
+    """Remove every snapshot but the current one, as far as Iceberg lets it."""
+    call(bench, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dagster_ckpt.spark.sinks.iceberg.lineage import Rollback
+from dagster_ckpt.spark.sinks.iceberg.rollback import Rollback
 
 __all__ = ["Branch", "Change", "Committed"]
 
@@ -17,12 +17,12 @@ class Branch:
 
     Attributes:
         name: the name of the branch.
-        since: the first of these snapshots that the new one comes from is the oldest that is kept; ``None`` stands for
-            the table before its first, which needs all. Without any the branch is removed.
+        since: the first of these snapshots that the new one comes from is the oldest that is kept. If it comes from
+            none, the new one alone is kept. ``None`` removes the branch.
     """
 
     name: str
-    since: Sequence[int | None]
+    since: Iterable[int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.sinks.iceberg.change import Branch, Change
-from dagster_ckpt.spark.sinks.iceberg.lineage import History, Mark, Rollback, plan_rollback, plan_rollback_to_nothing
+from dagster_ckpt.spark.sinks.iceberg.lineage import NOTHING, History, Mark
+from dagster_ckpt.spark.sinks.iceberg.rollback import Needed, Rollback, plan_rollback, plan_rollback_to_nothing
 from dagster_ckpt.spark.sinks.iceberg.table import IcebergTable
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun, batch_of
@@ -44,6 +45,11 @@ _RECORDED = "The recorded position of the sink", "Restore another checkpoint.", 
 def _snapshot_of(position: Mapping[str, Json]) -> int | None:
     snapshot = position.get("snapshot")
     return snapshot if isinstance(snapshot, int) else None
+
+
+def _told(snapshot: int | None) -> int:
+    """A snapshot as a mark has it."""
+    return NOTHING if snapshot is None else snapshot
 
 
 class IcebergSink(TableSink):
@@ -107,12 +113,16 @@ class IcebergSink(TableSink):
         self._newest: int | None = None
         #: The id of the table that has this snapshot.
         self._identifier: str | None = None
-        #: What a restart before the first checkpoint goes back to, as in a branch.
-        self._begins: Sequence[int | None] = ()
+        #: The snapshot whose rows of the job the table has, ``None`` for none; it is older than a claim.
+        self._holds: int | None = None
+        #: What a restart before the first checkpoint goes back to.
+        self._began: int | None = None
+        self._needed = Needed("")
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
         self._opened, self._newest, self._token, self._lineage = None, None, secrets.token_hex(8), ""
+        self._needed = Needed(job_name)
 
     def adopt(self, job_id: str) -> None:
         self._lineage = job_id
@@ -131,7 +141,7 @@ class IcebergSink(TableSink):
             self._claim(run.epoch, -1)
         if run.restored is not None:
             self._record(run, batch_of(run.restored))
-        self._begins = [self._newest] if run.restored is None else [_snapshot_of(run.restored), self._newest]
+        self._began = self._holds
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -147,45 +157,50 @@ class IcebergSink(TableSink):
         run = self.begun(self._run, batch)
         run.check_owner()
         # Staging takes long, and a later start may attach this sink meanwhile, while a thread of this start lives on.
-        mark, last = self._mark(run.epoch, batch), self._newest
+        mark, last = replace(self._mark(run.epoch, batch), before=_told(self._holds)), self._newest
         files = self._table.stage(rows, self._options)
 
-        def plan(branch: Branch | None, history: History) -> Change | int:
+        def plan(history: History, *, with_branch: bool) -> Change | int:
             newest, found = history.newest_of(self._job)
             if newest is not None and found == mark:
                 return newest
             if newest != last:
                 run.check_owner()
                 raise self._set_back() if found is None or found.epoch <= run.epoch else Overtaken(found.epoch)
-            return Change({**self._properties, **mark.summary(self._job)}, files, branch=branch)
+            summary = {**self._properties, **mark.summary(self._job)}
+            return Change(summary, files, branch=self._branch(run, history) if with_branch else None)
 
-        branch = self._branch(run)
         try:
             try:
-                self._newest, self._identifier = self._table.commit(partial(plan, branch))
+                self._newest, self._identifier = self._table.commit(partial(plan, with_branch=True))
             except CheckpointFailure as error:
-                self._newest, self._identifier = self._table.commit(partial(plan, None))
+                self._newest, self._identifier = self._table.commit(partial(plan, with_branch=False))
                 _log.warning(
                     "Batch %d is in the Iceberg table %s, but not in its branch %s: %s. Until a batch moves the "
                     "branch, snapshots that retained checkpoints need may expire. Leave the name to the job; if the "
                     "catalog has no branches, write by IcebergSink(..., keep_snapshots=False).",
                     batch,
                     self._path,
-                    branch.name,
+                    self._branch_name,
                     error.message,
                 )
         except Overtaken as error:
             raise self._not_ours(error.epoch, run.epoch) from None
+        self._needed.written_after(self._holds)
+        self._holds = self._newest
         self._record(run, batch)
 
-    def _branch(self, run: SinkRun) -> Branch:
+    @property
+    def _branch_name(self) -> str:
+        return f"dagster_ckpt_{self._job}"
+
+    def _branch(self, run: SinkRun, history: History) -> Branch:
         """The branch that has what retained checkpoints need; it moves with each batch, in the same commit."""
-        name = f"dagster_ckpt_{self._job}"
         if not self._keep_snapshots:
-            return Branch(name, ())
+            return Branch(self._branch_name, None)
         positions = (checkpoint.sink for checkpoint in run.retained())
         own = (each for each in positions if each and (each.get("kind"), each.get("path")) == (self.kind, self._path))
-        return Branch(name, [*map(_snapshot_of, own), *self._begins])
+        return Branch(self._branch_name, self._needed.of([*map(_snapshot_of, own), self._began], history))
 
     def _mark(self, epoch: int, batch: int) -> Mark:
         return Mark(self._token, epoch, batch, self._lineage)
@@ -199,7 +214,7 @@ class IcebergSink(TableSink):
         )
 
     def _record(self, run: SinkRun, batch: int) -> None:
-        RecordedPositions(run.directory).record(batch, self._position(batch, self._newest, self._identifier))
+        RecordedPositions(run.directory).record(batch, self._position(batch, self._holds, self._identifier))
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
@@ -271,14 +286,14 @@ class IcebergSink(TableSink):
             epoch: of the start.
             batch: the batch before its first.
             undo: tells what is taken back.
-            held: the snapshot that the start goes back to.
+            held: the snapshot that the start goes back to, ``None`` for the table before its first.
         """
         table = self._table
         if not table.exists:
             table.create(self._attached, self._partition_by)
         table.check_format()
         table.check_unpublished()
-        mark = replace(self._mark(epoch, batch), held=held)
+        mark = replace(self._mark(epoch, batch), held=_told(held))
         done = Rollback()
 
         def plan(history: History) -> Change | int:
@@ -295,6 +310,7 @@ class IcebergSink(TableSink):
             self._newest, self._identifier = table.commit(plan)
         except Overtaken as error:
             raise self._not_ours(error.epoch, epoch) from None
+        self._holds = held
         if done.to is not None:
             return f"set back to snapshot {done.to}, by snapshot {self._newest}"
         return f"files of {len(done.undone)} snapshots removed, by snapshot {self._newest}" if done.undone else ""

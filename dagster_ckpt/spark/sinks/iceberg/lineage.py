@@ -1,44 +1,30 @@
-"""What the snapshots of an Iceberg table did, and how a rollback takes a job's back: pure decisions.
-
-A rollback makes the snapshot of the checkpoint current again if the job alone has changed rows since. If others have
-appended rows since, or another job has rolled back, the rollback deletes the files of the job's own snapshots instead.
-A compaction since does not matter then, unless the compaction has rewritten one of these files. In every other case the
-rollback would lose what another writer did, and is refused.
-"""
+"""The snapshots of an Iceberg table, and the marks by which they tell who made them: pure values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.stored_json import whole
 
 __all__ = [
+    "NOTHING",
     "History",
     "Mark",
-    "Rollback",
     "Snapshot",
-    "files_to_delete",
     "name_of_newest",
     "newest_property",
-    "plan_rollback",
-    "plan_rollback_to_nothing",
     "recorded_newest",
 ]
 
 _JOB, _LINEAGE, _START, _EPOCH, _BATCH = (
     f"dagster_ckpt.{name}" for name in ("job", "lineage", "start", "epoch", "batch")
 )
-_FIRST, _HELD = "dagster_ckpt.first", "dagster_ckpt.held"
+_FIRST, _HELD, _BEFORE = "dagster_ckpt.first", "dagster_ckpt.held", "dagster_ckpt.before"
+#: In a mark, the table before the first rows of the job. Iceberg itself means no snapshot by this id.
+NOTHING = -1
 _SNAPSHOT = "snapshot"
-#: Operations that change no row, such as a compaction.
-_UNCHANGING = frozenset({"replace"})
-_APPEND = "append"
-
-_File = TypeVar("_File")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +36,9 @@ class Mark:
         epoch: the epoch of the start.
         batch: the batch; for a claim the batch before the start's first, -1 for none.
         lineage: the lineage of the start; empty in a mark of a release that did not write the lineage.
-        held: of a claim, the snapshot that the start went back to: then the table has the rows of the job that it had
-            there. ``None`` for the table before its first, and in a mark of a release that did not write this.
+        held: of a claim, the snapshot that the start went back to, or :data:`NOTHING`: then the table has the rows of
+            the job that it had there. ``None`` in a mark of a build that did not write this.
+        before: of a batch, the same for the table before the batch. A batch that is written again is the same batch.
     """
 
     start: str
@@ -59,12 +46,14 @@ class Mark:
     batch: int
     lineage: str = ""
     held: int | None = None
+    before: int | None = field(default=None, compare=False)
 
     def summary(self, job: str, *, is_first: bool = False) -> dict[str, str]:
         """The properties of the snapshot, which may be the first of the job in the table."""
         told = {_LINEAGE: self.lineage} if self.lineage else {}
         told |= {_FIRST: "true"} if is_first else {}
         told |= {} if self.held is None else {_HELD: str(self.held)}
+        told |= {} if self.before is None else {_BEFORE: str(self.before)}
         return {_JOB: job, **told, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
 
 
@@ -92,8 +81,8 @@ class Snapshot:
             return None
         try:
             start, epoch, batch = self.summary[_START], int(self.summary[_EPOCH]), int(self.summary[_BATCH])
-            held = int(self.summary[_HELD]) if _HELD in self.summary else None
-            return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""), held)
+            held, before = (int(self.summary[name]) if name in self.summary else None for name in (_HELD, _BEFORE))
+            return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""), held, before)
         except (KeyError, ValueError):
             return None
 
@@ -181,27 +170,12 @@ class History:
         return between < later.sequence - earlier.sequence - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """How a rollback changes a table.
-
-    Attributes:
-        to: the snapshot that becomes current, ``None`` where the current one stays.
-        undone: the job's snapshots whose files are deleted, the oldest first.
-        kept: snapshots of others that may have removed such a file, the oldest first.
-    """
-
-    to: int | None = None
-    undone: tuple[Snapshot, ...] = ()
-    kept: tuple[Snapshot, ...] = ()
-
-
 def newest_property(summary: Mapping[str, str], snapshot: int) -> tuple[str, str]:
     """The name and value of the table property that records a job's newest snapshot, with the snapshot's mark.
 
     ``expire_snapshots`` deletes the snapshots of a job that writes seldom. The property stays.
     """
-    mark = {name: summary[name] for name in (_JOB, _LINEAGE, _HELD, _START, _EPOCH, _BATCH) if name in summary}
+    mark = {name: summary[name] for name in (_JOB, _LINEAGE, _HELD, _BEFORE, _START, _EPOCH, _BATCH) if name in summary}
     return name_of_newest(summary[_JOB]), json.dumps({_SNAPSHOT: snapshot, **mark})
 
 
@@ -218,141 +192,3 @@ def recorded_newest(value: str) -> Snapshot:
     """
     mark = dict(json.loads(value))
     return Snapshot(whole(mark.pop(_SNAPSHOT), "a snapshot"), None, "", mark)
-
-
-def plan_rollback(history: History, target: int | None, job: str) -> Rollback:
-    """How to take back what a job wrote after a snapshot.
-
-    Args:
-        history: the table now.
-        target: the snapshot to go back to; ``None`` for the table before its first.
-        job: the name of the job.
-
-    Raises:
-        SinkMismatch: a snapshot that is needed has expired, or the rollback would lose what another writer did.
-    """
-    since = list(history.back(history.head, target))
-    end = since[-1].parent if since else history.head
-    newest, mark = history.newest_of(job)
-    # Start after start may have claimed the table and written nothing, while the snapshots between have expired.
-    if target is not None and target in {newest, None if mark is None else mark.held}:
-        return Rollback()
-    if end != target:
-        return _to_another_line(history, since, target, end, job)
-    own = [snapshot for snapshot in reversed(since) if snapshot.mark(job) is not None and snapshot.changes_files]
-    if not own:
-        return Rollback()
-    others = _changes_of_others(since, job)
-    if not others and target is not None and history.find(target) is not None:
-        return Rollback(to=target)
-    kept = [each for each in reversed(since) if each.mark(job) is None and each.operation != _APPEND]
-    for snapshot in kept:
-        # What another job deletes in its rollback are its own files.
-        if snapshot.operation not in _UNCHANGING and snapshot.job in {None, job}:
-            raise _refused(snapshot)
-    return Rollback(undone=tuple(own), kept=tuple(kept))
-
-
-def plan_rollback_to_nothing(history: History, job: str, lineage: str) -> Rollback:
-    """How to take back what a lineage without a checkpoint wrote.
-
-    A start that dies before its claim leaves a table where the job's newest snapshot is one of an earlier lineage.
-
-    Args:
-        history: the table now.
-        job: the name of the job.
-        lineage: the lineage.
-
-    Raises:
-        SinkMismatch: as :func:`plan_rollback`.
-    """
-    _, newest = history.newest_of(job)
-    if newest is None or newest.lineage not in {"", lineage}:
-        return Rollback()
-    for snapshot in history.back(history.head):
-        mark = snapshot.mark(job)
-        if mark is not None and mark.batch < 0:
-            return plan_rollback(history, snapshot.identifier, job)
-    return plan_rollback(history, None, job)
-
-
-def files_to_delete(
-    rollback: Rollback, changed: Callable[[Snapshot], tuple[Mapping[str, _File], Collection[str]]]
-) -> list[_File]:
-    """The files that are there because of the snapshots that a rollback undoes.
-
-    Args:
-        rollback: the rollback.
-        changed: the files that a snapshot added, by their locations; and the locations of those that it removed.
-
-    Raises:
-        SinkMismatch: another writer has rewritten such a file, or a file would have to come back.
-    """
-    files: dict[str, _File] = {}
-    for snapshot in rollback.undone:
-        added, removed = changed(snapshot)
-        files.update(added)
-        for location in removed:
-            if files.pop(location, None) is None:
-                raise SinkMismatch(
-                    f"An earlier rollback has removed {location} in {snapshot}, and another writer has changed the "
-                    "table since, so the file cannot come back alone.",
-                    hint="Nothing was touched. Restore a checkpoint that was taken after that rollback.",
-                )
-    for snapshot in rollback.kept:
-        _, removed = changed(snapshot)
-        rewritten = sorted(files.keys() & set(removed))
-        if rewritten:
-            raise SinkMismatch(
-                f"Another writer rewrote files in {snapshot}, after the checkpoint, and among these files are "
-                f"{len(rewritten)} that the job wrote since the checkpoint, such as {rewritten[0]}. So what the job "
-                "wrote since cannot be taken back alone.",
-                hint=_after(snapshot),
-            )
-    return list(files.values())
-
-
-def _to_another_line(
-    history: History, since: list[Snapshot], target: int | None, end: int | None, job: str
-) -> Rollback:
-    """Back to a snapshot that the current one does not come from: an earlier rollback has abandoned it."""
-    if target is None or history.find(target) is None:
-        raise _expired(end if target is None else target)
-    ancestors = {snapshot.identifier for snapshot in history.back(target)}
-    fork = next((at for at, snapshot in enumerate(since) if snapshot.identifier in ancestors), None)
-    if fork is None and end is not None:
-        raise _expired(end)
-    others = _changes_of_others(since[:fork], job)
-    if others:
-        raise _refused(others[-1])
-    return Rollback(to=target)
-
-
-def _changes_of_others(snapshots: list[Snapshot], job: str) -> list[Snapshot]:
-    return [each for each in snapshots if each.mark(job) is None and each.operation not in _UNCHANGING]
-
-
-def _refused(snapshot: Snapshot) -> SinkMismatch:
-    return SinkMismatch(
-        f"Another writer changed the table after the checkpoint, in {snapshot}, so what the job wrote since cannot be "
-        "taken back alone: the rollback would lose that change.",
-        hint=_after(snapshot),
-    )
-
-
-def _after(snapshot: Snapshot) -> str:
-    """How to go on after a refusal because of a snapshot. To undo a snapshot of another job would stop that job."""
-    undo = (
-        ""
-        if snapshot.parent is None or snapshot.job is not None
-        else f"; or undo it, and all that came after it, by CALL ... set_current_snapshot to {snapshot.parent}"
-    )
-    return f"Nothing was touched. Restore a checkpoint that was taken after that snapshot{undo} and launch again."
-
-
-def _expired(identifier: int | None) -> SinkMismatch:
-    return SinkMismatch(
-        f"The table does not have snapshot {identifier} any more, which the rollback needs.",
-        hint="Nothing was touched. Restore a newer checkpoint; `dagster-ckpt list` shows them. The table property "
-        "history.expire.max-snapshot-age-ms says how long expire_snapshots keeps snapshots.",
-    )

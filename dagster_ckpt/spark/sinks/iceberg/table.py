@@ -17,13 +17,12 @@ from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMis
 from dagster_ckpt.spark.sinks.iceberg.change import Branch, Change, Committed
 from dagster_ckpt.spark.sinks.iceberg.lineage import (
     History,
-    Rollback,
     Snapshot,
-    files_to_delete,
     name_of_newest,
     newest_property,
     recorded_newest,
 )
+from dagster_ckpt.spark.sinks.iceberg.rollback import Rollback, files_to_delete
 from dagster_ckpt.spark.sinks.table_sink import explained
 from dagster_ckpt.stored_json import believed
 
@@ -91,7 +90,7 @@ class IcebergTable:
         self._spark, self._schemas = iceberg.spark.Spark3Util, iceberg.spark.SparkSchemaUtil
         lines: Any = iceberg.util.SnapshotUtil
         self._is_ancestor, self._between = lines.isAncestorOf, lines.snapshotIdsBetween
-        self._all_before, self._json_of = lines.currentAncestorIds, iceberg.SnapshotParser.toJson
+        self._json_of = iceberg.SnapshotParser.toJson
         self._opened: Any = None
         #: What only the table has, by the id of its schema: all rows that a query writes have the same columns.
         self._missing: dict[int, Mapping[str, DataType]] = {}
@@ -268,16 +267,12 @@ class IcebergTable:
     def _move(self, transaction: Any, branch: Branch, made: int) -> None:
         table = transaction.table()
         there, update = table.refs().containsKey(branch.name), transaction.manageSnapshots()
-        for oldest in branch.since:
-            if oldest is None or oldest == made or self._is_ancestor(table, made, oldest):
-                break
-        else:
+        if branch.since is None:
             if there:
                 update.removeBranch(branch.name).commit()
             return
-        # Without the older end.
-        line = self._all_before(table) if oldest is None else self._between(table, oldest, made)
-        count = (oldest is not None) + int(line.size())
+        oldest = next((each for each in branch.since if self._is_ancestor(table, made, each)), made)
+        count = 1 + int(self._between(table, oldest, made).size())  # without the older end
         (update.replaceBranch if there else update.createBranch)(branch.name, made)
         update.setMinSnapshotsToKeep(branch.name, count).setMaxRefAgeMs(branch.name, _FOR_GOOD).commit()
 

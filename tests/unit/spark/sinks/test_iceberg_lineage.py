@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -11,16 +12,20 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.spark.sinks.iceberg.lineage import (
+    NOTHING,
     History,
     Mark,
-    Rollback,
     Snapshot,
-    files_to_delete,
     name_of_newest,
     newest_property,
+    recorded_newest,
+)
+from dagster_ckpt.spark.sinks.iceberg.rollback import (
+    Needed,
+    Rollback,
+    files_to_delete,
     plan_rollback,
     plan_rollback_to_nothing,
-    recorded_newest,
 )
 
 OURS, THEIRS, OTHERS = "orders", "payments", "somebody"
@@ -30,7 +35,14 @@ Rows = frozenset[tuple[str, int]]
 
 @dataclass
 class Table:
-    """Files of rows, by snapshot. Rows are told by their writer and a number."""
+    """Files of rows, by snapshot. Rows are told by their writer and a number.
+
+    Attributes:
+        holds: by job, the snapshot whose rows of the job the table has, ``None`` for none.
+        first: by job and snapshot, from where on all is that the job wrote after it: the claim or the batch after it.
+        parents: of all snapshots, the expired ones too.
+        tells: whether marks tell what the job had before, as those of early builds do not.
+    """
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     files: dict[int, Mapping[int, Rows]] = field(default_factory=dict)
@@ -40,6 +52,10 @@ class Table:
     lineage: str = ""
     made: int = 0
     kept: set[int | None] = field(default_factory=set)
+    holds: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(JOBS))
+    first: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    parents: dict[int, int | None] = field(default_factory=dict)
+    tells: bool = True
 
     @property
     def history(self) -> History:
@@ -71,16 +87,17 @@ class Table:
         *,
         batch: int = 0,
         held: int | None = None,
+        before: int | None = None,
     ) -> None:
         parent = self.head if parent is None else parent
-        before = {} if parent is None else self.files[parent]
-        changed = {"added": len(files.keys() - before.keys()), "deleted": len(before.keys() - files.keys())}
+        there = {} if parent is None else self.files[parent]
+        changed = {"added": len(files.keys() - there.keys()), "deleted": len(there.keys() - files.keys())}
         summary = {f"{what}-data-files": str(count) for what, count in changed.items() if count}
-        mark = Mark("token", 1, batch, self.lineage, held).summary(job) if job else {}
+        mark = Mark("token", 1, batch, self.lineage, held, before).summary(job) if job else {}
         self.head = self.number()
         self.made += 1
         self.snapshots[self.head] = Snapshot(self.head, parent, operation, {**summary, **mark}, self.made)
-        self.files[self.head] = files
+        self.files[self.head], self.parents[self.head] = files, parent
         if job:
             self.properties.update([newest_property(mark, self.head)])
 
@@ -93,8 +110,13 @@ class Table:
         return {str(file): file for file in added}, [str(file) for file in removed]
 
     def append(self, writer: str) -> None:
-        row = frozenset({(writer, self.number())})
-        self.commit("append", {**self.now, self.number(): row}, writer if writer in JOBS else "")
+        files = {**self.now, self.number(): frozenset({(writer, self.number())})}
+        if writer not in JOBS:
+            return self.commit("append", files)
+        holds = self.holds[writer]
+        self.commit("append", files, writer, before=_told(holds) if self.tells else None)
+        self.first[writer, holds] = self.holds[writer] = self.head or 0
+        return None
 
     def compact(self, writers: Collection[str] = (*JOBS, OTHERS)) -> None:
         """Make one file of those that have no row of anybody but ``writers``; of none, as a rewrite of manifests."""
@@ -118,14 +140,40 @@ class Table:
     def back(self, target: int | None, job: str = OURS) -> Rollback:
         """As the sink does: make another snapshot current, or delete what is there because of the job's snapshots."""
         plan = plan_rollback(self.history, target, job)
+        held = _told(target) if self.tells else None
         if not plan.undone:
             files = self.now if plan.to is None else self.files[plan.to]
-            self.commit("append", files, job, self.head if plan.to is None else plan.to, held=target)
-            return plan
-        added = set(files_to_delete(plan, self.changed))
-        assert added <= self.now.keys(), "Iceberg would refuse to delete a file that is not there"
-        self.commit("delete", {file: rows for file, rows in self.now.items() if file not in added}, job, held=target)
+            self.commit("append", files, job, self.head if plan.to is None else plan.to, held=held)
+        else:
+            added = set(files_to_delete(plan, self.changed))
+            assert added <= self.now.keys(), "Iceberg would refuse to delete a file that is not there"
+            files = {file: rows for file, rows in self.now.items() if file not in added}
+            self.commit("delete", files, job, held=held)
+        self.holds[job], self.first[job, target] = target, self.head or 0
         return plan
+
+    def since(self, target: int | None, job: str) -> list[int] | None:
+        """All snapshots since the job had the rows of a target, expired ones too; ``None`` in no line from there."""
+        line, first = self.line(), self.first.get((job, target))
+        return line[: line.index(first) + 1] if first in line else None
+
+    def line(self) -> list[int]:
+        """The current snapshot and all that it comes from, expired ones too."""
+        line, at = [], self.head
+        while at is not None:
+            line.append(at)
+            at = self.parents[at]
+        return line
+
+    def keep(self, needed: Iterable[int]) -> None:
+        """As the branch does: the line from the first of these that is in it."""
+        line = list(itertools.takewhile(self.snapshots.__contains__, self.line()))
+        oldest = next((each for each in needed if each in line), line[0])
+        self.kept = set(line[: line.index(oldest) + 1])
+
+
+def _told(snapshot: int | None) -> int:
+    return NOTHING if snapshot is None else snapshot
 
 
 STEPS = st.one_of(
@@ -142,16 +190,25 @@ ONLY_ROWS = st.tuples(st.sampled_from(["batch", "batch", "append", "tidy", *JOBS
 
 
 @settings(max_examples=600)
-@given(st.one_of(st.lists(STEPS, max_size=20), st.lists(ONLY_ROWS, min_size=8, max_size=30)))
-def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tuple[str, str | int]]) -> None:
-    """Refused is only what others changed or expired, a checkpoint that was left behind, or a job's compacted files."""
+@given(
+    st.one_of(st.lists(STEPS, max_size=20), st.lists(ONLY_ROWS, min_size=8, max_size=30)),
+    st.one_of(st.just(0), st.integers(0, 20)),
+)
+def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(
+    steps: list[tuple[str, str | int]], untold: int
+) -> None:
+    """Refused is only what others changed or expired since the job's next batch, or a checkpoint that was left behind.
+
+    And a job's compacted files. The first steps may be those of an early build, whose marks tell less.
+    """
     table = Table()
     positions: dict[str, list[int | None]] = {job: [None] for job in JOBS}
     line: dict[str, list[int | None]] = {job: [None] for job in JOBS}
     idle: dict[str, int | None] = dict.fromkeys(JOBS)
     last = dict(idle)
     edited = disturbed = False
-    for name, detail in steps:
+    for number_of_step, (name, detail) in enumerate(steps):
+        table.tells = number_of_step >= untold
         job = name if name in JOBS else str(detail)
         if name == "batch":
             table.append(job)
@@ -172,7 +229,7 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
             table.kept.add(positions[job][-1])
         elif name == "idle":
             # A start without a batch leaves no checkpoint. The next one goes on whatever has expired, or others did.
-            if idle[job] is not None:
+            if idle[job] is not None and not untold:
                 assert table.back(idle[job], job) == Rollback()
                 last[job] = table.head
             elif (target := positions[job][-1]) is not None and table.history.newest_of(job)[0] == target:
@@ -188,6 +245,10 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
             except SinkMismatch:
                 assert (dict(table.now), table.head) == before
                 assert disturbed or target not in line[job], "nothing was in the way"
+                since = table.since(target, job)
+                assert untold or since is None or any(_is_in_the_way(table, each) for each in since), (
+                    "nothing was in the way"
+                )
                 continue
             for other in {*JOBS, OTHERS} - {job}:
                 assert table.rows(other, table.head) == table.rows(other, before[1])
@@ -204,6 +265,67 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
             newest, mark = table.history.newest_of(each)
             assert newest == last[each], "whatever has expired, the job's newest snapshot is known"
             assert (mark is None) == (newest is None)
+
+
+def _is_in_the_way(table: Table, identifier: int) -> bool:
+    """Whether a rollback past a snapshot may be refused: expired, or not of somebody who appends."""
+    snapshot = table.snapshots.get(identifier)
+    return snapshot is None or snapshot.operation != "append"
+
+
+#: In an idle time, others append twice and expire what they can.
+AROUND_AN_IDLE_TIME = st.one_of(
+    st.sampled_from(["batch", "checkpoint", "checkpoint", "append", "idle time", "expire", "restart", "drop"]),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=600)
+@given(st.lists(AROUND_AN_IDLE_TIME, min_size=6, max_size=25))
+def test_the_branch_keeps_what_retained_checkpoints_need(steps: list[str | int]) -> None:
+    """Through idle times, where others expire all that they can. A number is a rollback.
+
+    Out of reach is only what the job had before a lost snapshot, except what it had right before: a snapshot is lost
+    if it expires between the job's newest batch, where the branch is, and the job's next one.
+    """
+    table, needed = Table(), Needed(OURS)
+    began: int | None = None
+    retained: list[int | None] = []
+    reachable: list[int | None] = [None]
+    table.back(None)
+
+    def is_lost() -> bool:
+        since_the_branch = itertools.takewhile(lambda each: each not in table.kept, table.line())
+        return any(each not in table.snapshots for each in since_the_branch)
+
+    for step in steps:
+        holds = table.holds[OURS]
+        if step in {"batch", "checkpoint"}:
+            reachable = [each for each in reachable if each == holds or not is_lost()]
+            history = table.history
+            table.append(OURS)
+            table.keep(needed.of([*retained, began], history))
+            needed.written_after(holds)
+            reachable.append(table.head)
+            if step == "checkpoint":
+                retained.append(table.head)
+        elif step in {"append", "expire", "idle time"}:
+            for _ in range({"append": 1, "expire": 0}.get(str(step), 2)):
+                table.append(OTHERS)
+            table.expire(0 if step == "append" else len(table.snapshots))
+        elif step == "drop":
+            del retained[:1]
+        else:
+            targets = [each for each in retained if each in reachable]
+            if not targets and began in reachable:
+                targets = [began]
+            target = holds if step == "restart" or is_lost() or not targets else targets[int(step) % len(targets)]
+            others = table.rows(OTHERS, table.head)
+            table.back(target)
+            assert table.rows(OTHERS, table.head) == others
+            assert table.rows(OURS, table.head) == table.rows(OURS, target)
+            began, needed = target, Needed(OURS)
+            del reachable[reachable.index(target) + 1 :]
 
 
 def test_what_is_not_refused() -> None:
@@ -248,20 +370,25 @@ def test_a_job_that_writes_seldom_goes_on_after_its_snapshots_have_expired() -> 
 
 
 def test_a_job_that_starts_again_and_again_without_a_batch_goes_on_after_its_claims_have_expired() -> None:
-    """Each start claims the table, and takes no checkpoint; a branch keeps the snapshot of the last batch."""
+    """Each start claims the table, and takes no checkpoint. The next batch is taken back, as its mark tells."""
     table = Table()
     table.append(OURS)
     position = table.head
-    table.kept.add(position)
     for _ in range(3):
         assert table.back(position) == Rollback()
         table.append(OTHERS)
         table.expire(len(table.snapshots))
+    others = table.head
     rows = table.rows(OURS, position)
     assert table.rows(OURS, table.head) == rows
     table.append(OURS)
-    with pytest.raises(SinkMismatch, match="any more"):
-        table.back(position)
+    assert table.back(position) == Rollback(to=others)
+    assert table.rows(OURS, table.head) == rows
+    table.append(OURS)
+    newest = table.snapshots[table.head or 0]
+    table.append(OTHERS)
+    assert table.back(position) == Rollback(undone=(newest,))
+    assert table.rows(OURS, table.head) == rows
 
 
 def test_a_table_that_was_set_back_is_told_from_one_whose_newest_snapshot_is_kept() -> None:
@@ -380,12 +507,35 @@ def test_a_compaction_of_files_since_the_checkpoint_is_refused_by_name() -> None
     table.append(OURS)
     later = table.head
     table.append(OTHERS)
+    theirs = table.head
     table.append(OURS)
     with pytest.raises(SinkMismatch, match=rf"rewrote files in snapshot {compaction} \(replace\)") as refused:
         table.back(first)
     assert f"set_current_snapshot to {newest}" in refused.value.hint
-    assert table.back(later).undone, "a checkpoint that was taken after the compaction"
+    assert table.back(later) == Rollback(to=theirs), "a checkpoint that was taken after the compaction"
     assert table.rows(OURS, table.head) == table.rows(OURS, later)
+
+
+def test_a_batch_is_the_same_when_it_is_written_again() -> None:
+    """The mark of the first try tells what was there before it."""
+    assert Mark("start", 3, 7, before=5) == Mark("start", 3, 7, before=6) != Mark("start", 3, 8, before=5)
+
+
+def test_a_first_batch_is_taken_back_though_the_claim_has_expired() -> None:
+    """Of a start from nothing, and of one that went back to the table before its first snapshot."""
+    table = Table(lineage="first")
+    table.append(OTHERS)
+    table.commit("append", table.now, OURS, batch=-1, held=NOTHING)
+    table.append(OTHERS)
+    table.append(OTHERS)
+    table.expire(len(table.snapshots))
+    right = table.head
+    table.append(OURS)
+    for plan in (plan_rollback_to_nothing(table.history, OURS, "first"), plan_rollback(table.history, None, OURS)):
+        assert plan == Rollback(to=right)
+    newest = table.snapshots[table.head or 0]
+    table.append(OTHERS)
+    assert plan_rollback_to_nothing(table.history, OURS, "first").undone == (newest,)
 
 
 def test_a_lineage_from_nothing_takes_back_what_is_its_own() -> None:
@@ -446,9 +596,16 @@ def test_a_job_that_has_only_claimed_a_table_holds_no_rows(steps: list[tuple[str
 
 
 def test_the_mark_of_a_snapshot_comes_back() -> None:
-    for mark in (Mark("start", 3, 7), Mark("start", 3, -1, "lineage")):
+    for mark in (
+        Mark("start", 3, 7),
+        Mark("start", 3, -1, "lineage"),
+        Mark("start", 3, 7, held=NOTHING),
+        Mark("start", 3, 7, before=5),
+    ):
         summary = mark.summary("job")
-        assert Snapshot(1, None, "append", summary).mark("job") == mark
+        found = Snapshot(1, None, "append", summary).mark("job")
+        assert found == mark
+        assert (found.held, found.before) == (mark.held, mark.before)
         assert Snapshot(1, None, "append", summary).mark("another") is None
         assert not Snapshot(1, None, "append", summary).is_first_claim
         assert Snapshot(1, None, "append", mark.summary("job", is_first=True)).is_first_claim
