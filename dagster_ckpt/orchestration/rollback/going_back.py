@@ -142,7 +142,9 @@ class Rollback:
             raise error
         self._refuse_beside_another()
         if to == NOW:
-            target, to = self._stopped(target), LATEST
+            target = self._stopped(target)
+            # Where the end of the job has discarded its checkpoints, the newest one would be a start from nothing.
+            to = LATEST if target is None or self._catalog.given_up() is None else target.reference
         with self._kept(target):
             terminate_all(self._instance, self._catalog, self._clock, time.sleep, self._say)
             run = self._hand_over(to if target is None or to == LATEST else target.reference)
@@ -153,7 +155,7 @@ class Rollback:
         """Stop the job with a savepoint, if a run of it is alive; returns what the job goes on from.
 
         Whatever breaks off from here on leaves a stopped job: the next launch, or this rollback once more, goes on
-        from the savepoint.
+        from the savepoint; by its name, where the end of the job has discarded the checkpoints.
         """
         if not active_runs(self._instance, self._catalog.job_name):
             return newest

@@ -27,6 +27,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
 from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
@@ -62,7 +63,7 @@ class Operated:
     def __init__(self, instance: dg.DagsterInstance, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.instance = instance
         self.job = StoredJob(root / "checkpoints")
-        self.root = root
+        self.root, self.monkeypatch = root, monkeypatch
         self.claim = self.job.claim(run_id())
         self.store = store = self.job.choose(self.claim)
         self.whole, self.lossy = (
@@ -159,6 +160,20 @@ class Operated:
         return delete_surplus_savepoints(
             catalog, "nightly", SavepointHistory(keep=1), SystemClock(), print, taken=last.reference
         )
+
+    def stops(self, *, discarded: bool) -> None:
+        """From now on the job's run answers a stop: with a savepoint of ``whole``, and its end as FINISHED."""
+        taken = self.savepoint(claimed=False)
+
+        def answer(*_: object, stop: bool, **__: object) -> TakenSavepoint:
+            assert stop
+            end = End("FINISHED", "stopped with a savepoint", discarded, iso(0.0))
+            self.job.catalog.records.epochs.record_end(self.claim.epoch, end)
+            self.job.beat(self.claim, alive=False, stopped=True)
+            self.instance.delete_run(self.claim.run_id)
+            return TakenSavepoint.of(taken)
+
+        self.monkeypatch.setattr(going_back, "take_savepoint", answer)
 
     def died(self) -> None:
         """The job's run has failed, and the sensor waits before it resumes the job."""
@@ -267,6 +282,44 @@ def test_now_is_the_newest_checkpoint_of_a_job_that_does_not_run(operated: Opera
     (request,) = operated.launched
     assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
     assert operated.terminated == []
+
+
+@pytest.mark.parametrize("is_owned", [True, False])
+@pytest.mark.parametrize("retains", [True, False])
+def test_now_goes_on_from_the_savepoint_where_the_end_discards_the_checkpoints(
+    operated: Operated, retains: bool, is_owned: bool
+) -> None:
+    operated.set_up(CheckpointConfig(retain_on_success=retains))
+    operated.stops(discarded=not retains)
+    if is_owned:
+        operated.savepoint(claimed=True)
+    operated.runs_now()
+    assert operated.roll_back("now", allow_loss=True).success
+    choice = operated.job.catalog.choice()
+    assert choice is not None
+    assert choice[1].restored is not None, "a start from nothing"
+    (request,) = operated.launched
+    to = request.run_config["ops"]["orders"]["config"]["restore_from"]
+    assert to == ("latest" if retains else choice[1].restored)
+    assert ("without retain_on_success" in operated.told()["verdict"]) != retains
+    assert not operated.job.catalog.records.pins.pinned()
+
+
+def test_now_discards_nothing_where_a_cancellation_would(operated: Operated) -> None:
+    operated.set_up(_DELETE)
+    operated.stops(discarded=False)
+    operated.runs_now()
+    assert operated.roll_back("now", allow_loss=True).success
+    assert operated.terminated == []
+    assert "cleanup" not in operated.told()["verdict"]
+
+
+def test_now_is_refused_beside_a_dead_run_whose_resumed_run_would_be_canceled(operated: Operated) -> None:
+    operated.set_up(_DELETE)
+    operated.died()
+    with pytest.raises(RestoreRefused, match="under DELETE_ON_CANCELLATION that deletes"):
+        operated.roll_back("now", allow_loss=True)
+    assert operated.launched == []
 
 
 @pytest.mark.parametrize("checkpoint", ["whole", "lossy"])
