@@ -117,11 +117,8 @@ class Upgrading:
         if current == before:
             why = "" if pending is None else f"version {before} goes on after version {version}"
             return replace(plain, request=back, why=why)
-        end = taken_back_since(self._catalog, epoch, self._catalog.records.epochs.names())
-        failed = {choice.code.taken_back, None if end is None else end.taken_back}
-        taken_back = current in failed and request.code_version is None
-        if taken_back and (make := self._versions.others.get(before)) is not None:
-            job = replace(self._job, query=make, versions=replace(self._versions, current=before))
+        taken_back = request.code_version is None and self._is_taken_back(current, chosen)
+        if taken_back and (job := self._returned(before)) is not None:
             why = f"version {before} runs in place of version {current}, which was taken back"
             return Begun(job, back, CodeVersion(before, None, current), why)
         if pending is not None and current == version and not taken_back:
@@ -129,6 +126,37 @@ class Upgrading:
             self._refuse_failing(claim, pending)
             return replace(plain, code=replace(plain.code, upgrade=pending))
         return self._changed(plain, back, claim, before, pending, (epoch, choice))
+
+    def job_of_next_start(self) -> StreamingJob:
+        """The job with the function that a start by ``latest`` would run now.
+
+        It is that of the version that was cut over to, or of the one before a version that was taken back, or else of
+        the deployed one.
+
+        Raises:
+            InvalidConfiguration: the version that was cut over to is not here.
+            CheckpointError: the records cannot be read.
+        """
+        self._versions = self._job.versions
+        chosen = None if self._versions.current is None else self._catalog.choice()
+        plain = self._wanted(RestoreRequest(), chosen)
+        current = plain.code.version
+        if current is None or chosen is None or (version := chosen[1].code.version) is None:
+            return plain.job
+        pending = pending_upgrade(self._catalog, *chosen)
+        before = version if pending is None else pending.before
+        is_back = current != before and self._is_taken_back(current, chosen)
+        return (self._returned(before) if is_back else None) or plain.job
+
+    def _is_taken_back(self, version: str, chosen: tuple[int, Choice]) -> bool:
+        end = taken_back_since(self._catalog, chosen[0], self._catalog.records.epochs.names())
+        return version in {chosen[1].code.taken_back, None if end is None else end.taken_back}
+
+    def _returned(self, before: str) -> StreamingJob | None:
+        """The job with the function of the version before, if that function is here."""
+        make = self._versions.others.get(before)
+        versions = replace(self._versions, current=before)
+        return None if make is None else replace(self._job, query=make, versions=versions)
 
     def _wanted(self, request: RestoreRequest, chosen: tuple[int, Choice] | None) -> Begun:
         """The start with the version that was asked for or cut over to, before anything else is known of it."""

@@ -26,6 +26,7 @@ from dagster_ckpt.spark.proof.batch_on_copy import BatchOnCopy
 from dagster_ckpt.spark.proof.scratch_copy import Bar, copied, no_bar, nothing_to_copy, scratch_place
 from dagster_ckpt.spark.query import check_state_backend, known_providers, make_active
 from dagster_ckpt.spark.run import Queries
+from dagster_ckpt.spark.upgrading import Upgrading
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
 __all__ = ["Drilled", "drill_restore"]
@@ -87,6 +88,8 @@ def drill_restore(
 ) -> Drilled:
     """Restore the newest checkpoint of a job aside, and compute one batch of its query. The job may be running.
 
+    The query is that of the version of the code that a start by ``latest`` would run now.
+
     Args:
         job: the job; its storage is read, and nothing is written there.
         catalog: the job's checkpoints.
@@ -101,7 +104,8 @@ def drill_restore(
         RestoreRefused: a restore would be refused, or would lose rows.
         QueryNotBuilt: the job's function raised an error.
         QueryFailed: the batch failed, or was not done in time.
-        InvalidConfiguration: Spark's executors are on other machines, and no directory that they share is named.
+        InvalidConfiguration: Spark's executors are on other machines, and no directory that they share is named; or
+            the version that the job was cut over to is not here.
         StorageError: the storage failed.
     """
     if (newest := find_newest(catalog)).metadata is None:
@@ -123,7 +127,7 @@ def drill_restore(
         _pass(job, restored, findings)
         known = catalog.records.plans(restored.job_id).after(restored)
         restore_seconds = watch.lap()
-        writer = Queries(job, spark).for_trial(restored)
+        writer = Queries(Upgrading(job, catalog, clock).job_of_next_start(), spark).for_trial(restored)
         with closing(KafkaInputs(writer, clock)) as inputs:
             _pass(job, restored, kafka_findings(restored.facts, inputs, known))
         build_seconds = watch.lap()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event as Flag
@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.filesystem import make_working_directory
 from dagster_ckpt.spark.files import CheckpointLocation
@@ -29,6 +30,7 @@ from dagster_ckpt.spark.proof.batch_on_copy import BatchOnCopy
 from dagster_ckpt.spark.proof.scratch_copy import copied
 from dagster_ckpt.spark.query import check_state_backend, known_providers, make_active, notices_reading, unload_state
 from dagster_ckpt.spark.run import Queries
+from dagster_ckpt.spark.upgrading import Upgrading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +104,7 @@ def rehearse(job: StreamingJob, catalog: CheckpointCatalog, cut: Flag) -> Rehear
         location = CheckpointLocation(directory / LOCATION, known_providers(job.state_backend))
         known = catalog.records.plans(restored.job_id).after(restored)
         _end_if(cut)
-        writer = Queries(_as_it_runs(job, catalog), spark).for_trial(restored)
+        writer = Queries(Upgrading(job, catalog, SystemClock()).job_of_next_start(), spark).for_trial(restored)
         if noticed := notices_reading(writer):
             raise NotRehearsedError(noticed)
         until = monotonic() + _TIMEOUT.total_seconds()
@@ -144,14 +146,6 @@ def _refuse_large(metadata: CheckpointMetadata, place: Path) -> None:
             f"{metadata.name} has {metadata.size:,} bytes, and {place} has room for {free:,}; at most {_MOST_BYTES:,} "
             f"are copied, and only where there is {_ROOM} times the room"
         )
-
-
-def _as_it_runs(job: StreamingJob, catalog: CheckpointCatalog) -> StreamingJob:
-    """The job with the function of the version that its run has, if there are several."""
-    chosen = catalog.choice()
-    version = None if chosen is None else chosen[1].code.version
-    make = None if version is None or version == job.versions.current else job.versions.others.get(version)
-    return job if make is None else replace(job, query=make)
 
 
 def _end_if(cut: Flag) -> None:

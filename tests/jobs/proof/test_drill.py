@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointNotFound, QueryMismatch, RestoreWithLoss
+from dagster_ckpt.spark.job import Versions
 from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING, BatchOnCopy
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.rehearsal import NotRehearsedError, rehearse
@@ -238,6 +241,15 @@ def test_a_rehearsal_that_is_cut_leaves_nothing(ticked: Bench) -> None:
     with pytest.raises(NotRehearsedError, match="was needed"):
         rehearse(ticked.job(), ticked.catalog, cut)
     assert _untouched(ticked) == before
+
+
+def test_a_drill_proves_the_version_that_the_job_was_cut_over_to(bench: Bench, scratch: Path) -> None:
+    """The function of the deployed version does not fit the state."""
+    versions = Versions("1", green={"2": partial(deduplicated, bench)})
+    job = replace(bench.job(query=_other), versions=versions)
+    bench.tick(1, job, code_version="2")
+    bench.land(1)
+    assert _drill(bench, scratch, job).input_rows == 8
 
 
 def test_a_partitioned_sink_is_drilled_too(bench: Bench, scratch: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.clock import iso
@@ -24,6 +26,17 @@ from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run,
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 _DAY = 86_400.0
+_PENDING = Upgrade("0", None, 1, iso(0.0), returns=True)
+
+
+def _function(version: str) -> Callable[..., DataStreamWriter]:
+    def never(*_: object) -> DataStreamWriter:
+        raise AssertionError(f"no test runs version {version}")
+
+    return never
+
+
+_FUNCTIONS = {version: _function(version) for version in "012"}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +73,49 @@ def test_a_version_that_fails_again_and_again_is_refused(
             upgrading.begin(RestoreRequest(), again)
     else:
         assert upgrading.begin(RestoreRequest(), again).code == CodeVersion("2", upgrade)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "taken_back", "versions", "runs"),
+    [
+        (CodeVersion("1"), None, Versions("1"), "1"),
+        (CodeVersion(), None, Versions("1", previous={"0": _FUNCTIONS["0"]}), "1"),
+        # Cut over, as long as that version is the one in whose place it runs, and until it is taken back.
+        (CodeVersion("2", in_place_of="1"), None, Versions("1", green={"2": _FUNCTIONS["2"]}), "2"),
+        (CodeVersion("2", in_place_of="1"), "2", Versions("1", green={"2": _FUNCTIONS["2"]}), "1"),
+        (CodeVersion("2", in_place_of="0"), None, Versions("1", green={"2": _FUNCTIONS["2"]}), "1"),
+        # Taken back, by the end of its run and by the choice of the next one; without the code before, it is tried.
+        (CodeVersion("1"), "1", Versions("1", previous={"0": _FUNCTIONS["0"]}), "1"),
+        (CodeVersion("1", _PENDING), None, Versions("1", previous={"0": _FUNCTIONS["0"]}), "1"),
+        (CodeVersion("1", _PENDING), "1", Versions("1", previous={"0": _FUNCTIONS["0"]}), "0"),
+        (CodeVersion("1", _PENDING), "1", Versions("1"), "1"),
+        (CodeVersion("0", taken_back="1"), None, Versions("1", previous={"0": _FUNCTIONS["0"]}), "0"),
+        # Deployed, while the version before still runs.
+        (CodeVersion("0"), None, Versions("1", previous={"0": _FUNCTIONS["0"]}, timeout=600.0), "1"),
+        (CodeVersion("0"), None, Versions(), "1"),
+    ],
+)
+def test_the_function_that_is_proven_is_that_of_the_next_start(
+    chosen: CodeVersion,
+    taken_back: str | None,
+    versions: Versions,
+    runs: str,
+    memory: MemoryFileSystem,
+    tmp_path: Path,
+) -> None:
+    catalog = CheckpointCatalog(memory, JOB)
+    run = Run(memory, Ledger(), Pins(tmp_path))
+    run.claim_epoch()
+    run.record(replace(run.choose(), code=chosen))
+    if taken_back is not None:
+        back = chosen.upgrade.before if chosen.upgrade else "1"
+        end = End("FAILED", "of the test", False, iso(0.0), taken_back, back)
+        catalog.records.epochs.record_end(run.claim.epoch, end)
+    job = replace(_job(memory, 1, tmp_path), query=_FUNCTIONS["1"], versions=versions)
+    upgrading = Upgrading(job, catalog, ManualClock())
+    assert upgrading.job_of_next_start().query is _FUNCTIONS[runs]
+    begun = upgrading.begin(RestoreRequest(), replace(run.claim, epoch=run.claim.epoch + 1))
+    assert begun.job.query is _FUNCTIONS[runs]
 
 
 def _job(memory: MemoryFileSystem, delay: float, directory: Path) -> StreamingJob:
