@@ -31,6 +31,7 @@ _MOST_STARTS, _MOST_TROUBLES = 50, 200
 _AT_ONCE = 16
 #: Characters of a reason, and of a name, that are told.
 _LONGEST, _LONGEST_NAME = 500, 60
+_FAILURE = "failure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Trouble:
     """One thing that went wrong.
 
     Attributes:
-        at: seconds since 1970, ``None`` if it is not known.
+        at: seconds since 1970, ``None`` if it is not known, or if it is so now.
         what: what kind of thing.
         where: the run or the checkpoint.
         reason: for people.
@@ -119,7 +120,7 @@ class JobHistory:
         newest: the checkpoint that the job would go on from; empty without one.
         checkpoints: those in the storage, the oldest first.
         starts: the last ones, the oldest first.
-        troubles: what went wrong lately, the oldest first.
+        troubles: what went wrong lately, the oldest first, and at the end what is wrong now.
     """
 
     job_name: str
@@ -146,8 +147,8 @@ def read_history(catalog: CheckpointCatalog, clock: Clock, known: Iterable[Troub
     """
     state = job_state(catalog, clock)
     checkpoints: list[CheckpointRow] = []
-    troubles = list(known)
-    troubles += _of_state(state, troubles)
+    troubles = [*known]
+    of_state = _of_state(state, troubles)
     for job_id in sorted(catalog.job_ids()):
         completed, broken = catalog.completed(job_id)
         checkpoints += map(_checkpoint, completed)
@@ -156,8 +157,9 @@ def read_history(catalog: CheckpointCatalog, clock: Clock, known: Iterable[Troub
         at = _moment(record.quarantined_at)
         troubles.append(Trouble(at, "quarantined checkpoint", record.checkpoint, record.reason))
     troubles += [
-        Trouble(failure.at or None, "failure", failure.run_id, failure.reason) for failure in _failures(catalog)
+        Trouble(failure.at or None, _FAILURE, failure.run_id, failure.reason) for failure in _failures(catalog)
     ]
+    troubles += of_state
     return JobHistory(
         catalog.job_name,
         _told(catalog.filesystem.url),
@@ -167,8 +169,15 @@ def read_history(catalog: CheckpointCatalog, clock: Clock, known: Iterable[Troub
         "" if state.newest is None else _told(state.newest.reference),
         sorted(checkpoints, key=lambda row: (row.written_at, row.epoch)),
         list(_starts(catalog)),
-        sorted(map(_shown, troubles), key=lambda trouble: trouble.at or 0.0)[-_MOST_TROUBLES:],
+        sorted(map(_shown, troubles), key=_when)[-_MOST_TROUBLES:],
     )
+
+
+def _when(trouble: Trouble) -> float:
+    """What has no time is so now, and comes last; but for a failure, which is over."""
+    if trouble.at is not None:
+        return trouble.at
+    return 0.0 if trouble.what == _FAILURE else float("inf")
 
 
 def _of_state(state: JobState, known: Sequence[Trouble]) -> list[Trouble]:

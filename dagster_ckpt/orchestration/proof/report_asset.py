@@ -30,12 +30,12 @@ def build_job_report(asset: CheckpointedStreamingAsset, *, cron_schedule: str | 
 
         defs = dg.Definitions.merge(
             build_checkpoint_definitions([turnover], resources=resources),
-            build_job_report(turnover, cron_schedule="0 * * * *"),
+            build_job_report(turnover, cron_schedule="0 6 * * *"),
         )
 
     Args:
         asset: of the job. Its definitions, with the storage as a resource, are in the same code location.
-        cron_schedule: when reports are made, such as ``0 * * * *``; ``None`` leaves that to you.
+        cron_schedule: when reports are made, such as ``0 6 * * *``; ``None`` leaves that to you.
     """
     key = dg.AssetKey([*asset.key.path[:-1], f"{asset.key.path[-1]}_report"])
 

@@ -129,15 +129,32 @@ def test_what_went_wrong_is_told_with_its_reason_and_the_newest_last(job: Stored
     assert beat is not None
     heartbeat.write(replace(beat, failed_checkpoints=FailedCheckpoints(3, "disk\nfull", now - 10, 7)))
     found = _read(job, Trouble(now - 20, "failed checkpoint", claim.run_id, "of an hour ago"))
-    newest, unreadable, *later = found.troubles
+    *earlier, unreadable, newest = found.troubles
     assert (newest.at, newest.what) == (None, "newest checkpoint")
     assert (unreadable.at, unreadable.what, unreadable.where) == (None, "unreadable checkpoint", broken.reference)
-    assert [(item.what, item.reason) for item in later] == [
+    assert [(item.what, item.reason) for item in earlier] == [
         ("quarantined checkpoint", "a file is gone"),
         ("failed checkpoint", "of an hour ago"),
         ("failed checkpoint", "disk\\nfull (3 times)"),
     ]
     assert [row.name for row in found.checkpoints] == [metadata.name]
+
+
+def test_what_is_wrong_now_is_told_after_any_number_of_failures(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    job.checkpoint(store, 3)
+    garbage = job.checkpoint(store, 4)
+    (job.root / "orders" / garbage.reference / "_metadata").write_bytes(b"garbage")
+    now = time.time()
+    for number in range(1, 221):
+        # Of every second failure the time is not known; such a failure is over all the same.
+        failure = Failure(claim.run_id, number, now + number if number % 2 else 0.0, None, f"failure {number}")
+        job.failures.record(claim.series, failure)
+    troubles = _read(job).troubles
+    assert len(troubles) == 200
+    assert [trouble.what for trouble in troubles[-2:]] == ["unreadable checkpoint", "newest checkpoint"]
+    assert troubles[-3].reason == "failure 219"
 
 
 def test_secrets_control_characters_and_endless_texts_do_not_get_into_a_report(job: StoredJob) -> None:
