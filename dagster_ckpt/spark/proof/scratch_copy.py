@@ -9,34 +9,29 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-
-import psutil
 
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     CheckpointMetadata,
     FileEntry,
-    ProcessIdentity,
     Take,
     materialize_checkpoint,
     read_newest,
 )
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
-from dagster_ckpt.filesystem import remove_entries, unheard
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
+from dagster_ckpt.filesystem import unheard
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.spark.live import LOCATION
+from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Bar", "copied", "no_bar", "nothing_to_copy", "scratch_place"]
-
-_PREFIX = "dagster-ckpt-scratch"
 
 Bar: TypeAlias = "Callable[[str, int], AbstractContextManager[Callable[[int], object]]]"
 """Shows how far a copy is: opened with what is under way and all its bytes, and told the bytes of each part."""
@@ -98,8 +93,7 @@ def copied(
         StorageError: the storage failed.
         WorkingDirectoryFailed: the copy cannot be written.
     """
-    directory = _make_directory(place)
-    try:
+    with scratch_directory(place) as directory:
         copy = directory / "copy"
 
         def make(metadata: CheckpointMetadata) -> None:
@@ -115,8 +109,6 @@ def copied(
         own.write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
         prepare_location(copy / LOCATION)
         yield metadata, copy
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _made(
@@ -141,23 +133,3 @@ def nothing_to_copy(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFou
         f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {reason}.",
         hint=f"See what there is with `dagster-ckpt list {catalog.filesystem.path_option}`.",
     )
-
-
-def _make_directory(place: Path) -> Path:
-    """A new directory (0700) whose name tells its process; directories of this host's dead processes are removed."""
-    host = sha256(ProcessIdentity.current().host.encode()).hexdigest()[:12]
-    own = f"{_PREFIX}-{host}-"
-
-    def is_dead(name: str) -> bool:
-        pid = name.removeprefix(own).partition("-")[0]
-        return name.startswith(own) and pid.isdecimal() and not psutil.pid_exists(int(pid))
-
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        remove_entries(place.resolve(), is_dead)
-        return Path(tempfile.mkdtemp(prefix=f"{own}{ProcessIdentity.current().pid}-", dir=place))
-    except OSError as error:
-        raise WorkingDirectoryFailed(
-            f"No copy of the checkpoint can be made in {place}: {error}.",
-            hint="Name another directory as scratch_directory.",
-        ) from error

@@ -15,6 +15,7 @@ from dagster_ckpt import read_state, read_state_metadata
 from dagster_ckpt.checkpoint import materialize_checkpoint
 from dagster_ckpt.errors import CheckpointFileMissing, CheckpointNotFound, InvalidConfiguration, RestoreRefused
 from dagster_ckpt.spark.proof import scratch_copy
+from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
 from tests.jobs.harness import Bench, copied, tree
 
 if TYPE_CHECKING:
@@ -145,15 +146,13 @@ def test_the_newest_checkpoint_may_be_replaced_while_it_is_copied(
 
 
 def test_copies_that_dead_processes_have_left_are_removed(ticked: Bench, scratch: Path) -> None:
-    scratch.mkdir()
-    own = scratch_copy._make_directory(scratch)
-    prefix = own.name.rpartition(f"{os.getpid()}-")[0]
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    dead, foreign = scratch / f"{prefix}{process.pid}-x", scratch / "of-somebody-else"
-    for directory in (dead, foreign):
-        directory.mkdir()
-    _read(ticked, scratch)
-    assert sorted(scratch.iterdir()) == sorted([own, foreign])
-    for directory in (own, foreign):
-        directory.rmdir()
+    with scratch_directory(scratch) as own:
+        with subprocess.Popen([sys.executable, "-c", ""]) as process:
+            process.wait()
+        dead = scratch / own.name.replace(f"-{os.getpid()}-", f"-{process.pid}-")
+        foreign = scratch / "of-somebody-else"
+        for directory in (dead, foreign):
+            directory.mkdir()
+        _read(ticked, scratch)
+        assert sorted(scratch.iterdir()) == sorted([own, foreign])
+    foreign.rmdir()
