@@ -202,11 +202,11 @@ def _to_another_line(
 ) -> Rollback:
     """Back to a snapshot that the current one does not come from: an earlier rollback has abandoned it."""
     if target is None or history.find(target) is None:
-        raise _expired(end if target is None else target, history, job)
+        raise _expired(end if target is None else target)
     ancestors = {snapshot.identifier for snapshot in history.back(target)}
     fork = next((at for at, snapshot in enumerate(since) if snapshot.identifier in ancestors), None)
     if fork is None and end is not None:
-        raise _expired(end, history, job, f" Or undo all that came after the checkpoint, {_set_to(target)}.")
+        raise _expired(end, f" Or undo all that came after the checkpoint, {_set_to(target)}.")
     others = _changes_of_others(since[:fork], job)
     if others:
         raise _refused(others[-1])
@@ -239,16 +239,10 @@ def _set_to(snapshot: int) -> str:
     return f"by CALL ... set_current_snapshot to {snapshot}"
 
 
-def _expired(identifier: int | None, history: History, job: str, or_else: str = "") -> SinkMismatch:
-    newest, mark = history.newest_of(job)
-    if mark is not None and mark.held is None and mark.before is None:
-        or_else += (
-            f" Snapshot {newest}, the job's newest, is of an early build and does not tell what the table has of the "
-            "job. If the job has written nothing since its newest checkpoint, launch a job of another name into this "
-            "table, with fork_from and that checkpoint: a fork begins with the rows that are there."
-        )
+def _expired(identifier: int | None, or_else: str = "") -> SinkMismatch:
     return SinkMismatch(
         f"The table does not have snapshot {identifier} any more, which the rollback needs.",
-        hint=f"Nothing was touched. Restore a newer checkpoint; `dagster-ckpt list` shows them.{or_else} The table "
-        "property history.expire.max-snapshot-age-ms says how long expire_snapshots keeps snapshots.",
+        hint=f"Nothing was touched. Restore a newer checkpoint; `dagster-ckpt list` shows them.{or_else} Or launch a "
+        "job of another name with fork_from and a table of its own. The table property "
+        "history.expire.max-snapshot-age-ms says how long expire_snapshots keeps snapshots.",
     )
