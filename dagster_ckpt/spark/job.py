@@ -83,12 +83,13 @@ class Versions:
             InvalidConfiguration: no checkpoint is due before the time of a new version is over.
         """
         limit = None if self.timeout is None else timedelta(seconds=self.timeout)
-        if limit is None or (config.interval is not None and limit > config.interval):
+        interval = config.effective_interval
+        if limit is None or (interval is not None and limit > interval):
             return
-        taken = "no periodic checkpoints" if config.interval is None else f"one in {format_duration(config.interval)}"
+        taken = "no periodic checkpoints" if interval is None else f"one in {format_duration(interval)}"
         raise InvalidConfiguration(
             f"upgrade_timeout is {format_duration(limit)}, and the job takes {taken}: every new version would fail.",
-            hint="Make upgrade_timeout a few times as long as the interval of the checkpoints.",
+            hint="Make upgrade_timeout a few times as long as the longer of interval and min_pause.",
         )
 
     def check_known(self, version: str | None) -> None:

@@ -46,6 +46,14 @@ def sums(context: Any, spark: SparkSession) -> DataStreamWriter:
             {"upgrade_timeout": "1 h", "code_version": "1", "config": CheckpointConfig(interval=None)},
             "takes no periodic checkpoints",
         ),
+        (
+            {
+                "upgrade_timeout": "10 min",
+                "code_version": "1",
+                "config": CheckpointConfig(interval="30 s", min_pause="15 min"),
+            },
+            "upgrade_timeout is 10 min, and the job takes one in 15 min",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], told: str) -> None:
