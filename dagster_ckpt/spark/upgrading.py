@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest, UpgradeMode, format_duration
-from dagster_ckpt.errors import CheckpointError, RestoreRefused, UpgradeFailed
+from dagster_ckpt.errors import CheckpointError, CorruptRecord, RestoreRefused, UpgradeFailed
 from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import LiveLocation
@@ -104,9 +104,17 @@ class Upgrading:
         self._upgrade = self._flag = None
         self._versions = self._job.versions
         goes_on = request.restore_from == LATEST and request.fork_from is None
-        looks = self._versions.current is not None and (goes_on or (self._versions.green and not request.code_version))
-        chosen = self._catalog.choice() if looks else None
-        plain = self._wanted(request, chosen)
+        looks = self._versions.current is not None and (goes_on or request.code_version is None)
+        try:
+            chosen = self._catalog.choice() if looks else None
+            over = None if request.code_version is not None else self._cut_over_to(chosen)
+        except CorruptRecord as error:
+            if goes_on:
+                raise
+            # To name a checkpoint is the way on from damaged records.
+            _log.warning("Whether job %r was cut over to a version is not known: %s", self._job.name, error.message)
+            chosen = over = None
+        plain = self._wanted(request, over)
         current = plain.code.version
         if current is None or not goes_on or chosen is None or (version := chosen[1].code.version) is None:
             return plain
@@ -139,7 +147,7 @@ class Upgrading:
         """
         self._versions = self._job.versions
         chosen = None if self._versions.current is None else self._catalog.choice()
-        plain = self._wanted(RestoreRequest(), chosen)
+        plain = self._wanted(RestoreRequest(), self._cut_over_to(chosen))
         current = plain.code.version
         if current is None or chosen is None or (version := chosen[1].code.version) is None:
             return plain.job
@@ -158,11 +166,11 @@ class Upgrading:
         versions = replace(self._versions, current=before)
         return None if make is None else replace(self._job, query=make, versions=versions)
 
-    def _wanted(self, request: RestoreRequest, chosen: tuple[int, Choice] | None) -> Begun:
+    def _wanted(self, request: RestoreRequest, cut_over_to: str | None) -> Begun:
         """The start with the version that was asked for or cut over to, before anything else is known of it."""
         versions, job = self._job.versions, self._job
         deployed, asked = versions.current, request.code_version
-        wanted = asked or self._cut_over_to(chosen) or deployed
+        wanted = asked or cut_over_to or deployed
         if wanted == deployed:
             if asked is not None:
                 self._versions = replace(versions, mode=UpgradeMode.LAST_STATE)

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import UpgradeFailed
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration, UpgradeFailed
 from dagster_ckpt.spark.job import StreamingJob, Versions
 from dagster_ckpt.spark.upgrading import Upgrading, _Late
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
@@ -116,6 +116,51 @@ def test_the_function_that_is_proven_is_that_of_the_next_start(
     assert upgrading.job_of_next_start().query is _FUNCTIONS[runs]
     begun = upgrading.begin(RestoreRequest(), replace(run.claim, epoch=run.claim.epoch + 1))
     assert begun.job.query is _FUNCTIONS[runs]
+
+
+@pytest.fixture
+def cut_over(memory: MemoryFileSystem, tmp_path: Path) -> Run:
+    """A job that was cut over from version 1 to version 2, which has left a checkpoint."""
+    run = Run(memory, Ledger(), Pins(tmp_path))
+    run.claim_epoch()
+    choice = replace(run.choose(), code=CodeVersion("2", in_place_of="1"))
+    run.record(choice)
+    run.open(choice)
+    run.checkpoint(state(1), 1)
+    return run
+
+
+@pytest.mark.parametrize("restore_from", ["latest", "chk-1", "none"])
+def test_no_launch_of_a_job_that_was_cut_over_runs_older_code(cut_over: Run, restore_from: str, tmp_path: Path) -> None:
+    """Its code location has no version 2 any more, and no ``green`` at all."""
+    upgrading = _upgrading(cut_over, Versions("1"), tmp_path)
+    with pytest.raises(InvalidConfiguration, match="is to run version 2 of its code, and has 1 only"):
+        upgrading.begin(RestoreRequest(restore_from), _next(cut_over))
+    begun = upgrading.begin(RestoreRequest(restore_from, code_version="1"), _next(cut_over))
+    assert begun.code == CodeVersion("1"), "whoever asks for it gets it"
+
+
+@pytest.mark.parametrize("record", ["choice", "end"])
+def test_a_checkpoint_can_be_named_where_records_are_damaged(
+    cut_over: Run, record: str, memory: MemoryFileSystem, tmp_path: Path
+) -> None:
+    """It is what the error of a damaged record tells to do."""
+    memory.files[f"{JOB}/control/epochs/e-0000000001.{record}"] = b"{"
+    upgrading = _upgrading(cut_over, Versions("1"), tmp_path)
+    with pytest.raises(CorruptRecord, match="restore_from"):
+        upgrading.begin(RestoreRequest(), _next(cut_over))
+    assert upgrading.begin(RestoreRequest("chk-1"), _next(cut_over)).code == CodeVersion("1")
+
+
+def _next(run: Run) -> Claim:
+    return replace(run.claim, epoch=run.claim.epoch + 1)
+
+
+def _upgrading(run: Run, versions: Versions, directory: Path) -> Upgrading:
+    filesystem = run.filesystem
+    assert isinstance(filesystem, MemoryFileSystem)
+    job = replace(_job(filesystem, 1, directory), versions=versions)
+    return Upgrading(job, CheckpointCatalog(filesystem, JOB), run.clock)
 
 
 def _job(memory: MemoryFileSystem, delay: float, directory: Path) -> StreamingJob:
