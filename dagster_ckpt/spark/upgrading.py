@@ -130,6 +130,8 @@ class Upgrading:
             why = f"version {before} runs in place of version {current}, which was taken back"
             return Begun(job, back, CodeVersion(before, None, current), why)
         if pending is not None and current == version and not taken_back:
+            if self._versions.timeout is None:  # its user has given up the return
+                return plain
             self._upgrade = pending
             self._refuse_failing(claim, pending)
             return replace(plain, code=replace(plain.code, upgrade=pending))
@@ -232,7 +234,7 @@ class Upgrading:
     def given_up(self, error: Exception, *, retried: bool) -> UpgradeFailed | None:
         """Why the new version is taken back after ``error``, ``None`` if it is not."""
         upgrade = self._upgrade
-        if upgrade is None or not upgrade.returns or retried:
+        if upgrade is None or retried:
             return None
         self.back = self._versions.current, upgrade.before
         if isinstance(error, UpgradeFailed):
@@ -254,14 +256,17 @@ class Upgrading:
             return plain
         request, checkpoint = back, None if pending is None else pending.checkpoint
         if mode is UpgradeMode.STATELESS:
-            newest = None if checkpoint is not None else find_newest(self._catalog).metadata
-            checkpoint = checkpoint if newest is None else newest.reference
             request = back.sent_to(NONE)
         elif mode is UpgradeMode.SAVEPOINT:
             request = back.sent_to(self._savepoint(before, checkpoint, chosen))
+        why = f"version {self._versions.current} begins after version {before} ({mode})"
+        if not returns:
+            return replace(plain, request=request, why=why)
+        if mode is UpgradeMode.STATELESS and checkpoint is None:
+            newest = find_newest(self._catalog).metadata
+            checkpoint = None if newest is None else newest.reference
         self._upgrade = Upgrade(before, checkpoint, claim.epoch, iso(self._clock.time()), returns)
         self._refuse_failing(claim, self._upgrade)
-        why = f"version {self._versions.current} begins after version {before} ({mode})"
         return replace(plain, request=request, code=replace(plain.code, upgrade=self._upgrade), why=why)
 
     def _savepoint(self, before: str, checkpoint: str | None, chosen: tuple[int, Choice]) -> str:
@@ -280,8 +285,8 @@ class Upgrading:
             f"Job {name!r} changes from version {before} to {new} under upgrade_mode savepoint, and version {before} "
             "was not stopped with a savepoint.",
             hint=f"Launch version {before} again, stop it with `dagster-ckpt stop {name} {path}`, and launch "
-            f"version {new}. To go on without a savepoint, launch with restore_from: a checkpoint that `dagster-ckpt "
-            f"list {name} {path}` shows.",
+            f"version {new}. To go on without it, launch with restore_from: an earlier savepoint, or a checkpoint that "
+            f"`dagster-ckpt list {name} {path}` shows.",
         )
 
     def _refuse_failing(self, claim: Claim, upgrade: Upgrade) -> None:

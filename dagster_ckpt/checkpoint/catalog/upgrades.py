@@ -1,4 +1,4 @@
-"""Whether the code of a job was changed and the new version has yet to complete a checkpoint."""
+"""Whether the code of a job was changed and may return, as the new version has yet to complete a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def pending_upgrade(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> U
     """The upgrade that the newest choice is part of, ``None`` once the new version has completed a checkpoint.
 
     A version that was taken back stays so: an upload of it may complete later. After a cleanup that has deleted what
-    the version before would go on from, there is nothing to return to.
+    the version before would go on from, there is nothing to return to. Nor is there for a job that does not return by
+    itself: its new version need not complete a checkpoint ever.
 
     Args:
         catalog: of the job.
@@ -33,7 +34,7 @@ def pending_upgrade(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> U
         choice: the newest one.
     """
     upgrade = choice.code.upgrade
-    if upgrade is None:
+    if upgrade is None or not upgrade.returns:
         return None
     names = catalog.records.epochs.names()
     end = taken_back_since(catalog, epoch, names)

@@ -186,10 +186,9 @@ def end_dead_epoch(
     chosen = catalog.choice()
     upgrade = None if chosen is None or status is not JobStatus.FAILED else pending_upgrade(catalog, *chosen)
     back: tuple[str | None, str | None] = (None, None)
-    returns = upgrade is not None and upgrade.returns
-    if chosen is not None and upgrade is not None and returns and _is_restarted(catalog, chosen[0], dead):
+    if chosen is not None and upgrade is not None and _is_restarted(catalog, chosen[0], dead):
         back = chosen[1].code.version, upgrade.before
-    discards = config.discards(status) and chosen is not None and not returns
+    discards = config.discards(status) and chosen is not None and upgrade is None
     claim = _claim_after(catalog, dead, clock)
     if (over := close_earlier(catalog, claim, clock, ends_job=True)) is not None:
         raise Fenced(

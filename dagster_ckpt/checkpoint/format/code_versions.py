@@ -18,7 +18,8 @@ class Upgrade:
         checkpoint: what ``before`` goes on from, as ``restored`` of a choice; ``None`` for nothing.
         epoch: the first epoch of the new version.
         began_at: when that epoch chose, ISO 8601 in UTC.
-        returns: whether the job returns to ``before`` by itself if the new version fails.
+        returns: the job returns to ``before`` by itself if the new version fails. Where it does not, there is no such
+            record; earlier releases have written some, with ``False``.
     """
 
     before: Line

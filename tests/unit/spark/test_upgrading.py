@@ -12,16 +12,18 @@ import pytest
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.recovery import RestoreRequest, UpgradeMode
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration, UpgradeFailed
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration, RestoreRefused, UpgradeFailed
 from dagster_ckpt.spark.job import StreamingJob, Versions
-from dagster_ckpt.spark.upgrading import Upgrading, _Late
+from dagster_ckpt.spark.upgrading import Begun, Upgrading, _Late
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -150,6 +152,80 @@ def test_a_checkpoint_can_be_named_where_records_are_damaged(
     with pytest.raises(CorruptRecord, match="restore_from"):
         upgrading.begin(RestoreRequest(), _next(cut_over))
     assert upgrading.begin(RestoreRequest("chk-1"), _next(cut_over)).code == CodeVersion("1")
+
+
+class Unwatched:
+    """A job without ``upgrade_timeout`` and without periodic checkpoints, whose version 2 has run for a month.
+
+    Version 1 was stopped with a savepoint. A restart of version 2 has salvaged its batch 50000, and has failed later.
+    """
+
+    def __init__(self, memory: MemoryFileSystem, directory: Path, mode: UpgradeMode, upgrade: Upgrade | None) -> None:
+        self.directory, self.ledger, self.pins = directory, Ledger(), Pins(directory)
+        first = Run(memory, self.ledger, self.pins)
+        first.claim_epoch()
+        choice = replace(first.choose(), code=CodeVersion("1"))
+        first.record(choice)
+        first.open(choice)
+        self.old = first.checkpoint(state(1), 1)
+        taken = RecordedSavepoint(self.old.job_id, 1, self.old.checkpoint_id + 1, None, "/savepoints/of-1")
+        first.catalog.records.taken_savepoints.add(taken)
+        first.finish()
+
+        second = Run(memory, self.ledger, self.pins)
+        second.claim_epoch()
+        self.begun = _upgrading(second, Versions("2", mode), directory).begin(RestoreRequest(), second.claim)
+        code = self.begun.code if upgrade is None else CodeVersion("2", upgrade)
+        second.record(replace(second.choose(), restored=self.old.reference, code=code))
+
+        self.last = Run(memory, self.ledger, self.pins)
+        self.last.claim_epoch()
+        begun = self.begin("2", mode)
+        assert begun.request == RestoreRequest(), "a restart goes on from the newest checkpoint"
+        choice = replace(self.last.choose(), code=begun.code)
+        self.last.open(choice)
+        pending = self.last.begin()
+        self.salvaged = self.last.store.write(pending, self.pins.snapshot(50_000, state(2)), kind="salvage")
+        self.last.record(replace(choice, restored=self.salvaged.reference, complete=None, last_id=pending.number))
+        self.last.finish("FAILED")
+        newest = find_newest(self.last.catalog).metadata
+        assert newest is not None
+        assert newest.batch == 50_000
+
+    def begin(self, version: str, mode: UpgradeMode) -> Begun:
+        """What the first launch of a version does."""
+        return _upgrading(self.last, Versions(version, mode), self.directory).begin(RestoreRequest(), _next(self.last))
+
+
+#: As earlier releases have recorded it.
+_RECORDED = Upgrade("1", f"{1:032x}/chk-1", 2, iso(0), returns=False)
+
+
+@pytest.mark.parametrize("upgrade", [None, _RECORDED], ids=["of now", "as recorded before"])
+@pytest.mark.parametrize("mode", [UpgradeMode.SAVEPOINT, UpgradeMode.STATELESS])
+@pytest.mark.parametrize("version", ["1", "3"])
+def test_a_job_that_does_not_return_goes_on_from_what_its_version_has_left(
+    version: str, mode: UpgradeMode, upgrade: Upgrade | None, memory: MemoryFileSystem, tmp_path: Path
+) -> None:
+    """Though that version has completed no checkpoint: the job takes none."""
+    job = Unwatched(memory, tmp_path, mode, upgrade)
+    assert job.begun.request.restore_from == ("/savepoints/of-1" if mode is UpgradeMode.SAVEPOINT else "none")
+    assert job.begin(version, UpgradeMode.LAST_STATE).request == RestoreRequest()
+    assert job.begin(version, UpgradeMode.STATELESS).request.restore_from == "none"
+    with pytest.raises(RestoreRefused, match="version 2 was not stopped with a savepoint"):
+        job.begin(version, UpgradeMode.SAVEPOINT)
+
+
+def test_a_version_whose_time_is_lifted_is_not_taken_back(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    """Or it could run for a month without a checkpoint, and the next version would begin where it began."""
+    ledger, pins = Ledger(), Pins(tmp_path)
+    before = Run(memory, ledger, pins).start().checkpoint(state(1))
+    run = Run(memory, ledger, pins)
+    run.claim_epoch()
+    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(run.clock.time()), returns=True)
+    run.record(replace(run.choose(), code=CodeVersion("2", upgrade)))
+    begun = _upgrading(run, Versions("2"), tmp_path).begin(RestoreRequest(), _next(run))
+    assert (begun.request, begun.code) == (RestoreRequest(), CodeVersion("2"))
 
 
 def _next(run: Run) -> Claim:

@@ -68,6 +68,12 @@ def test_a_checkpoint_of_its_query_proves_a_version(job: Job) -> None:
     assert job.pending() is None
 
 
+def test_a_version_of_a_job_that_does_not_return_has_nothing_to_prove(job: Job) -> None:
+    """It is on record so where an earlier release has begun it."""
+    job.chosen(job.run(), replace(job.upgrade, returns=False))
+    assert job.pending() is None
+
+
 def test_a_checkpoint_that_cannot_be_read_any_more_has_proven_it(job: Job) -> None:
     """Or the job would go back to what it had before the upgrade, however long ago that was."""
     made = job.second.checkpoint(state(3))
