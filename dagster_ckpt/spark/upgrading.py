@@ -206,6 +206,9 @@ class Upgrading:
     ) -> _T:
         """Run a query that has to complete a checkpoint in time if its version is new.
 
+        A checkpoint may complete while a query is stopped that is late. Then the version has proven itself, and the
+        query ends as if it was canceled, without ``cancel``: it is to be started again.
+
         Args:
             run: takes the flag that ends the query.
             cancel: set when the run should stop.
@@ -337,8 +340,8 @@ class _Late(threading.Event):
         self._since = self._looked = clock.monotonic()
 
     def lift(self) -> None:
-        """Be no more than ``cancel``."""
-        self._works = None
+        """Be no more than ``cancel``, also if it was late already."""
+        self._works, self.is_late = None, False
 
     def is_set(self) -> bool:
         now = self._clock.monotonic()

@@ -250,6 +250,11 @@ class StreamingRun:
         finally:
             watchdog.disarm()
             tracer.close()
+        if ended is None and not self._cancel.is_set():
+            # No failure of the job: it goes on whatever its restart strategy says.
+            self._tracer = StartTracer(self._clock)
+            self._tracer.begin("decided")
+            return self._again(claim, "The new version was late, and completed a checkpoint while it was stopped.")
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
@@ -349,7 +354,12 @@ class StreamingRun:
                 raise error
             self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         delay = self._job.restart.seconds_left(decision, self._clock.time())
-        self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
+        why = f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}"
+        return self._again(claim, reason, why, delay)
+
+    def _again(self, claim: Claim, reason: str, why: str = "It is started again", delay: float = 0) -> RunResult | None:
+        """Wait for another start within this run, ``None`` once it is due; returns how the run ended meanwhile."""
+        self._emit(Restarting(reason, why, delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
         self._claims.close(claim, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,10 @@ from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
 from dagster_ckpt.errors import CheckpointError, QueryFailed, RestoreRefused, SinkNotEmpty, UpgradeFailed
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.job import StreamingJob, Versions
+from dagster_ckpt.spark.run.running_query import RunningQuery
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Hang
 from tests.helpers.checkpoint.driver import once
 from tests.jobs.harness import NEVER, ROWS_PER_FILE, Bench, Query, deduplicated, eventually
 from tests.jobs.matrix.streams import REPLACING, Target
@@ -204,6 +206,38 @@ def test_a_sink_that_cannot_go_back_is_that_of_the_version_before_after_a_statel
     _taken_back(bench, _version(bench, "2", second, mode=UpgradeMode.STATELESS, timeout=60.0))
     bench.tick(1, _version(bench, "1", first))
     assert sum(own.rows().values()) == 4 * ROWS_PER_FILE
+
+
+def test_a_version_that_completes_a_checkpoint_while_it_is_stopped_goes_on(
+    upgradable: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its job is not restarted after failures, and a failed one would lose its checkpoints."""
+    stopped, stop = threading.Event(), RunningQuery._stop
+
+    def stopping(query: RunningQuery) -> None:
+        stop(query)
+        stopped.set()
+
+    monkeypatch.setattr(RunningQuery, "_stop", stopping)
+    slow = FaultInjectingFileSystem(upgradable.filesystem, once("create", "/_metadata", Hang(stopped.wait)))
+    config = CheckpointConfig(interval="200 ms", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
+    second = replace(_version(upgradable, "2", config=config, timeout=2.0), filesystem=slow)
+    upgradable.until_done = False
+    launch = upgradable.launch(second)
+    eventually("it is started again", lambda: len(launch.of(Started)) == 2, unless=launch.check)
+    (restart,) = launch.restarts
+    assert restart.error == "The new version was late, and completed a checkpoint while it was stopped."
+    restored = launch.of(Started)[1].restored
+    assert restored is not None
+    assert restored.reference == launch.completed[0].reference
+    assert _code(upgradable) == CodeVersion("2")
+    upgradable.land(1)
+    upgradable.await_in_sink(launch)
+    launch.run.interrupt()
+    launch.result()
+    upgradable.until_done = True
+    upgradable.tick(1, _version(upgradable, "2"))
+    upgradable.assert_exact()
 
 
 @pytest.mark.parametrize("query", [_failing, _another_state])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -286,6 +288,28 @@ def test_a_version_with_a_checkpoint_is_never_late(clock: ManualClock) -> None:
     cancel.set()
     assert late.is_set()
     assert not late.is_late
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_version_that_completes_a_checkpoint_while_it_is_stopped_is_not_taken_back(
+    completes: bool, cut_over: Run, tmp_path: Path
+) -> None:
+    clock = cut_over.clock
+    upgrading = _upgrading(cut_over, Versions("2", timeout=600.0), tmp_path)
+
+    def run(flag: threading.Event) -> None:
+        while not flag.is_set():
+            clock.advance(30)
+        if completes:  # an upload that was under way
+            upgrading.completed()
+
+    live: Any = SimpleNamespace(location=lambda: SimpleNamespace(newest=lambda: 5))
+    code = CodeVersion("2", Upgrade("1", "x/chk-1", 1, iso(clock.time()), returns=True))
+    if completes:
+        upgrading.in_time(run, threading.Event(), code, live, 1)
+    else:
+        with pytest.raises(UpgradeFailed, match="has completed no checkpoint in 10 min of work"):
+            upgrading.in_time(run, threading.Event(), code, live, 1)
 
 
 def test_a_look_that_fails_ends_nothing(clock: ManualClock) -> None:
