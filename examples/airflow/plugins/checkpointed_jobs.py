@@ -91,6 +91,7 @@ class CheckpointedJobOperator(BaseOperator):
         self.env = env
         self.poll_interval = poll_interval
         self._is_told_to_end = False
+        self._command: subprocess.Popen[bytes] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run or attend the job until it is over.
@@ -106,8 +107,8 @@ class CheckpointedJobOperator(BaseOperator):
         try:
             ended = self._until_over(context)
         except AirflowTaskTimeout:
-            self._cancel().wait()
-            store.delete(_KEY)  # the next try begins anew
+            if self._cancel():
+                store.delete(_KEY)  # the next try begins anew
             raise
         store.delete(_KEY)
         told = {"status": ended["state"], "checkpoint": ended["checkpoint"], "batch": ended["batch"]}
@@ -129,15 +130,17 @@ class CheckpointedJobOperator(BaseOperator):
         while True:
             job = self._look()
             if job["state"] in _ALIVE:
-                first = job["epoch"] if first is None else first
+                # A driver that seemed dead, and for which a start was asked, may live after all.
+                first = job["epoch"] if first is None else min(first, job["epoch"])
                 store.set(_KEY, {"epoch": first, "cleared": times}, retention=NEVER_EXPIRE)
                 job = self._attend(job, context)
             is_ours = first is not None and job["epoch"] >= first and job["state"] in _OVER
             if is_ours and not (is_cleared and job["state"] == "CANCELED"):
                 return job
-            # Kept before the driver starts, so that no death of this process can hide the driver's end.
-            first, is_cleared = job["epoch"] + 1, False
-            store.set(_KEY, {"epoch": first, "cleared": times}, retention=NEVER_EXPIRE)
+            if job["state"] not in _ALIVE:
+                # Kept before the driver starts, so that no death of this process can hide the driver's end.
+                first, is_cleared = job["epoch"] + 1, False
+                store.set(_KEY, {"epoch": first, "cleared": times}, retention=NEVER_EXPIRE)
             status = self._run(context)
             if status in _ENDS:
                 return {**self._look(), "state": _ENDS[status]}
@@ -155,7 +158,7 @@ class CheckpointedJobOperator(BaseOperator):
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file.write_bytes(b"")  # what an earlier try has passed on is in that try's log
         with self._log_file.open("ab") as log:
-            command = subprocess.Popen(
+            self._command = command = subprocess.Popen(
                 _command(self.python, "run", self.target, *given, *self.options),
                 cwd=self.cwd,
                 env=self._environment,
@@ -167,8 +170,8 @@ class CheckpointedJobOperator(BaseOperator):
         with self._log_file.open("rb") as log:
             lines = _lines(log.read)
             while command.poll() is None:
-                self._turn(lines, context, command)
-            self._turn(lines, context, None)
+                self._turn(lines, context)
+            self._turn(lines, context)
         return command.returncode
 
     def _attend(self, job: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class CheckpointedJobOperator(BaseOperator):
             while job["state"] in _ALIVE:
                 due = time.monotonic() + self.poll_interval
                 while time.monotonic() < due:
-                    self._turn(lines, context, None)
+                    self._turn(lines, context)
                 before = job
                 try:
                     job = self._look(self.job)
@@ -197,7 +200,7 @@ class CheckpointedJobOperator(BaseOperator):
                     return job
             return job
 
-    def _turn(self, lines: Iterator[str], context: Context, command: subprocess.Popen[bytes] | None) -> None:
+    def _turn(self, lines: Iterator[str], context: Context) -> None:
         """Pass on what the driver says, and look whether this process is told to end.
 
         Raises:
@@ -219,21 +222,33 @@ class CheckpointedJobOperator(BaseOperator):
         if state in _WANTED:
             raise AirflowException("This process is told to end. The driver goes on, and the next try attends it.")
         self.log.info("Airflow calls the task %s: job %r is canceled.", state, self.job)
-        self._cancel(command).wait()
-        raise AirflowFailException(f"Job {self.job!r} is canceled.")
+        how = "is canceled" if self._cancel() else "could not be canceled; the log above says why"
+        raise AirflowFailException(f"Job {self.job!r} {how}.")
 
-    def _cancel(self, command: subprocess.Popen[bytes] | None = None) -> subprocess.Popen[bytes]:
-        """Ask the driver to cancel the job, in a process that goes on when Airflow kills this one.
+    def _cancel(self) -> bool:
+        """Have the driver cancel the job, in a process that goes on when Airflow kills this one.
 
-        Where no driver has the job yet, its command is interrupted.
+        Where no driver has the job yet, or its restart is due, the command of this try is interrupted.
+
+        Returns:
+            whether one of the two was done.
         """
         cancel = _command(self.python, "cancel", self.job, "--path", self.path)
-        if command is not None:
-            cancel = ["/bin/sh", "-c", '"$@" || kill -TERM "$0"', str(command.pid), *cancel]
-        return subprocess.Popen(cancel, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        if self._command is not None and self._command.poll() is None:
+            cancel = ["/bin/sh", "-c", '"$@" || kill -TERM "$0"', str(self._command.pid), *cancel]
+        status = subprocess.Popen(
+            cancel, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+        ).wait()
+        if status:
+            self.log.error("Job %r is not canceled: dagster-ckpt cancel has ended with %s.", self.job, status)
+        return status == 0
 
     def _look(self, *jobs: str) -> dict[str, Any]:
-        """The job's row of ``dagster-ckpt status``; without an argument also for a job that never ran."""
+        """The job's row of ``dagster-ckpt status``; without an argument also for a job that never ran.
+
+        Raises:
+            AirflowException: nobody can tell how the job is.
+        """
         looked = subprocess.run(
             _command(self.python, "status", *jobs, "--json", "--path", self.path),
             env=self._environment,
@@ -244,7 +259,10 @@ class CheckpointedJobOperator(BaseOperator):
         if looked.returncode not in _TOLD:
             raise AirflowException(f"dagster-ckpt status: {looked.stderr.strip()}")
         never = {"state": "NEVER RAN", "epoch": 0, "reason": "", "checkpoint": None, "batch": None, "run": None}
-        return next((row for row in json.loads(looked.stdout) if row["job"] == self.job), never)
+        row: dict[str, Any] = next((row for row in json.loads(looked.stdout) if row["job"] == self.job), never)
+        if row["state"] == "UNREADABLE":  # and the epoch is not known
+            raise AirflowException(f"Job {self.job!r} is UNREADABLE: {row['reason']}")
+        return row
 
     @property
     def _environment(self) -> dict[str, str]:
