@@ -23,6 +23,7 @@ __all__ = [
     "PARENT_RUN_TAG",
     "REHEARSAL_TAG",
     "RESTORED_FROM_TAG",
+    "RESTORE_TAG",
     "RESUMES_TAG",
     "ROLLBACK_OF_TAG",
     "ROLLBACK_TAG",
@@ -59,6 +60,8 @@ ROLLBACK_TO_TAG = "dagster_ckpt/rollback_to"
 ROLLBACK_TAG = "dagster_ckpt/rollback"
 ASKING_TAG = "dagster_ckpt/asking"
 VERDICT_TAG = "dagster_ckpt/verdict"
+#: Of a run of the rollback job: the call of `dagster-ckpt restore` that asked for it.
+RESTORE_TAG = "dagster_ckpt/restore"
 #: Of a run of the job: the run of the rollback job that asked for it.
 ASKED_BY_TAG = "dagster_ckpt/asked_by"
 #: Of a run that waits beside a job to take it over: the job, and the code that the run has loaded. It gets JOB_TAG and

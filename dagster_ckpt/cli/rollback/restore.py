@@ -19,7 +19,7 @@ from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
-from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
+from dagster_ckpt.orchestration import JOB_TAG, RESTORE_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
 from dagster_ckpt.spark import Finding, Preflight, Verdict
 
 __all__ = ["restore"]
@@ -90,7 +90,7 @@ def restore(
     if dagster_url is None:
         raise click.UsageError("Give --dagster-url (or DAGSTER_CKPT_DAGSTER_URL).")
     server = Webserver(dagster_url)
-    run_id = server.launch(server.find(rollback_job(job)), config)
+    run_id = server.launch(server.find(rollback_job(job)), config, RESTORE_TAG)
     page = f"{server.url}/runs/{run_id}"
     warn(f"Run {run_id} of {rollback_job(job)} is launched: {page}")
     run = _watch(server, run_id, patience)
@@ -106,14 +106,17 @@ def restore(
     refused = not accepts and told in {Verdict.NOT_RESTORABLE, *(() if allow_loss else (Verdict.WITH_LOSS,))}
     if refused and told is not None and run.status == "FAILURE":
         sys.exit(exit_status(Verdict(told)))
-    changed = "" if state_partitions is None else f" --state-partitions {state_partitions}"
-    changed += "" if code_version is None else f" --code-version {shlex.quote(code_version)}"
-    changed += "" if start_sources is None else f" --start-sources {shlex.quote(json.dumps(start_sources))}"
-    again = f"dagster-ckpt restore {job} {to}{changed} --dagster-url {server.url}"
+    again = ["dagster-ckpt", "restore", job, to]
+    again += ["--check-only"] if check_only else []
+    again += ["--allow-loss"] if allow_loss else []
+    again += [] if state_partitions is None else ["--state-partitions", str(state_partitions)]
+    again += [] if code_version is None else ["--code-version", code_version]
+    again += [] if start_sources is None else ["--start-sources", json.dumps(start_sources)]
+    again += ["--dagster-url", server.url]
     raise CheckpointError(
         f"Run {run_id} of {rollback_job(job)} is {run.status}. "
         f"{_state_now(server, job) if accepts else f'Nothing is changed: job {job!r} is as it was.'}",
-        hint=f"See {page} for the reason, and then `{again}`.",
+        hint=f"See {page} for the reason, and then `{shlex.join(again)}`.",
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import requests
@@ -13,6 +16,8 @@ __all__ = ["RunState", "Webserver"]
 
 #: Seconds for an answer; a code location may have to be loaded first.
 _TIMEOUT = 60.0
+#: Seconds for a launch that nobody has answered to show itself, and between two looks for it.
+_SHOWS, _LOOK = 20.0, 1.0
 _OVER = {"SUCCESS", "FAILURE", "CANCELED"}
 _NOT_OVER = ["QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING"]
 _JOBS = """
@@ -36,7 +41,7 @@ query ($runId: ID!) { runOrError(runId: $runId) {
   ... on Run { status tags { key value } }
   ... on PythonError { message }
 } }"""
-_ACTIVE = """
+_NEWEST = """
 query ($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 1) {
   __typename
   ... on Runs { results { runId status } }
@@ -93,15 +98,27 @@ class Webserver:
         (node,) = found
         return {"jobName": job, "repositoryName": node["name"], "repositoryLocationName": node["location"]["name"]}
 
-    def launch(self, selector: Mapping[str, str], run_config: Mapping[str, Any]) -> str:
-        """Launch a run, and return its id.
+    def launch(self, selector: Mapping[str, str], run_config: Mapping[str, Any], tag: str) -> str:
+        """Launch a run, and return its id. A reply that is lost says nothing, so the run is then looked for.
+
+        Args:
+            selector: of the Dagster job.
+            run_config: of the run.
+            tag: the key of a tag that only this launch gets.
 
         Raises:
-            CheckpointError: Dagster has not launched it.
+            CheckpointError: Dagster has not launched the run, or nobody can tell whether it has.
         """
-        params = {"selector": dict(selector), "runConfigData": dict(run_config)}
-        launched = self._ask(_LAUNCH, {"params": params}, "launchRun", "LaunchRunSuccess")
-        return str(launched["run"]["runId"])
+        value = uuid.uuid4().hex
+        metadata = {"tags": [{"key": tag, "value": value}]}
+        params = {"selector": dict(selector), "runConfigData": dict(run_config), "executionMetadata": metadata}
+        try:
+            reply = self._reply(_LAUNCH, {"params": params}, "launchRun")
+        except InvalidConfiguration:
+            raise
+        except CheckpointError as error:
+            return self._launched(tag, value, error)
+        return str(self._accepted(reply, "LaunchRunSuccess")["run"]["runId"])
 
     def run(self, run_id: str) -> RunState:
         """How a run is.
@@ -118,18 +135,51 @@ class Webserver:
         Raises:
             CheckpointError: the webserver could not be asked.
         """
-        chosen = {"tags": [{"key": tag, "value": value}], "statuses": _NOT_OVER}
-        found = self._ask(_ACTIVE, {"filter": chosen}, "runsOrError", "Runs")["results"]
+        return self._newest({"tags": [{"key": tag, "value": value}], "statuses": _NOT_OVER})
+
+    def _newest(self, chosen: Mapping[str, Any]) -> tuple[str, str] | None:
+        found = self._ask(_NEWEST, {"filter": chosen}, "runsOrError", "Runs")["results"]
         return (found[0]["runId"], found[0]["status"]) if found else None
 
+    def _launched(self, tag: str, value: str, lost: CheckpointError) -> str:
+        """The run of a launch without a reply, which Dagster may still be about to make."""
+        until = time.monotonic() + _SHOWS
+        while True:
+            with suppress(CheckpointError):  # whatever has lost the reply may last
+                if (found := self._newest({"tags": [{"key": tag, "value": value}]})) is not None:
+                    return found[0]
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"Nobody can tell whether Dagster has launched the run: {lost.message}",
+                    hint=f"Look on {self.url}/runs for a run with the tag {tag}={value}, and call again only if there "
+                    "is none: every run goes back once more.",
+                ) from lost
+            time.sleep(_LOOK)
+
     def _ask(self, query: str, variables: Mapping[str, Any], field: str, kind: str) -> dict[str, Any]:
+        return self._accepted(self._reply(query, variables, field), kind)
+
+    def _accepted(self, reply: tuple[str, dict[str, Any]], kind: str) -> dict[str, Any]:
+        given, found = reply
+        if given != kind:
+            why = found.get("message") or "; ".join(error["message"] for error in found.get("errors", ()))
+            raise CheckpointError(f"Dagster refuses: {given}: {why}", hint=f"See {self.url}.")
+        return found
+
+    def _reply(self, query: str, variables: Mapping[str, Any], field: str) -> tuple[str, dict[str, Any]]:
+        """What Dagster has replied, also if it refuses: the kind of the reply, and the reply.
+
+        Raises:
+            InvalidConfiguration: the URL is none.
+            CheckpointError: there is no reply of Dagster, which says nothing about what Dagster has done.
+        """
         body: Any = {"query": query, "variables": dict(variables)}
         try:
             # A redirect would lead to the login of a proxy.
             reply = requests.post(f"{self.url}/graphql", json=body, timeout=_TIMEOUT, allow_redirects=False)
             answer: Any = reply.json()
             found: dict[str, Any] = answer["data"][field]
-            given = found["__typename"]
+            given: str = found["__typename"]
         except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
             raise InvalidConfiguration(
                 f"{self.url} is no URL of a webserver.", hint="Write it as http://localhost:3000, for example."
@@ -143,10 +193,7 @@ class Webserver:
             ) from error
         except (KeyError, TypeError):
             raise self._strange(str(answer)[:300]) from None
-        if given != kind:
-            why = found.get("message") or "; ".join(error["message"] for error in found.get("errors", ()))
-            raise CheckpointError(f"Dagster refuses: {given}: {why}", hint=f"See {self.url}.")
-        return found
+        return given, found
 
     def _strange(self, what: str) -> CheckpointError:
         return CheckpointError(

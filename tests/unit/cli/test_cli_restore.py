@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
@@ -171,6 +172,77 @@ def test_what_has_become_of_the_job_is_told(
         if code == 1:
             assert f"See {url}/runs/the-rollback" in done.stderr
             assert f"`dagster-ckpt restore orders chk-1 --dagster-url {url}`" in done.stderr
+
+
+class Launching(BaseHTTPRequestHandler):
+    """A webserver that launches what it is asked for, and whose answer to that is lost.
+
+    The launch shows itself at the third look; ``shows`` says whether at all.
+    """
+
+    launched: ClassVar[list[list[dict[str, str]]]]
+    looks: ClassVar[int]
+    shows: ClassVar[bool]
+    lost: ClassVar[bytes]
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "launchRun(" in asked["query"]:
+            self.launched.append(asked["variables"]["params"]["executionMetadata"]["tags"])
+            if self.lost:
+                self._answer(self.lost)
+            return
+        if "runsOrError(" in asked["query"]:
+            type(self).looks += 1
+            is_there = self.shows and self.looks >= 3 and asked["variables"]["filter"]["tags"] in self.launched
+            results = [{"runId": "the-rollback", "status": "STARTED"}] if is_there else []
+            answer: dict[str, object] = {"runsOrError": {"__typename": "Runs", "results": results}}
+        elif "runOrError(" in asked["query"]:
+            assert asked["variables"] == {"runId": "the-rollback"}
+            answer = {"runOrError": {"__typename": "Run", "status": "SUCCESS", "tags": []}}
+        else:
+            nodes = [{"name": "r", "location": {"name": "l"}, "jobs": [{"name": "orders_rollback"}]}]
+            answer = {"repositoriesOrError": {"__typename": "RepositoryConnection", "nodes": nodes}}
+        self._answer(json.dumps({"data": answer}).encode())
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lost", [b"", b"<html>504", b'{"data": null, "errors": []}'], ids=["cut", "proxy", "error"])
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_launch_whose_answer_is_lost_is_looked_for(
+    shows: bool, lost: bytes, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever called again would take the job back twice."""
+    page: Any = type("Page", (Launching,), {"launched": [], "looks": 0, "shows": shows, "lost": lost})
+    monkeypatch.setattr("dagster_ckpt.cli.rollback.webserver._SHOWS", 60.0 if shows else 0.1, raising=False)
+    monkeypatch.setattr("dagster_ckpt.cli.rollback.webserver._LOOK", 0.05, raising=False)
+    with served(page) as url:
+        first, second = (restore(job, "chk-1", "--dagster-url", url) for _ in range(2))
+    (tag,), (other,) = page.launched
+    assert tag["value"] != other["value"], "the run of one call is not that of another"
+    if shows:
+        assert (first.exit_code, first.stdout) == (0, "SUCCESS\n")
+        assert "Run the-rollback of orders_rollback is launched" in first.stderr
+        return
+    for done, mark in ((first, tag), (second, other)):
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "Nobody can tell whether Dagster has launched the run" in done.stderr
+        assert f"Look on {url}/runs for a run with the tag {mark['key']}={mark['value']}" in done.stderr
+
+
+def test_the_next_command_is_as_it_was_asked(job: StoredJob) -> None:
+    with dagster("FAILURE", {}) as url:
+        told = restore(job, "savepoint:before the sale", "--allow-loss", "--check-only", "--dagster-url", url).stderr
+    again = "dagster-ckpt restore orders 'savepoint:before the sale' --check-only --allow-loss --dagster-url"
+    assert f"`{again} {url}`" in told
 
 
 def test_whoever_else_answers_is_told_and_nobody_sees_a_traceback(job: StoredJob, elsewhere: str) -> None:
