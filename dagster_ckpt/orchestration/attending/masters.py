@@ -109,7 +109,7 @@ def find_master(master: str, conf: Mapping[str, str]) -> None:
     for place in places:
         host, _, port = place.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), _PATIENCE):
+            with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE):
                 return
         except (OSError, ValueError) as error:
             failed.append(f"{place}: {error}")

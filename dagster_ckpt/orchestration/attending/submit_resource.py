@@ -32,8 +32,10 @@ _CONF = {"spark.log.level": "WARN"}
 _SECRET = re.compile(
     r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
 )
-#: Those of Kubernetes whose values only say where a secret is. The pod is made by them, before a session is.
-_REFERENCE = re.compile(r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)")
+#: Those whose values only say where a secret is. By those of Kubernetes the pod is made, before a session is.
+_REFERENCE = re.compile(
+    r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)|.*\.(?:provider|enabled)$", re.IGNORECASE
+)
 #: What Spark brings beside `files`, or in their place.
 _ALSO_FILES = ("spark.files", "spark.yarn.dist.files")
 #: The image of all pods on Kubernetes; those of the driver and of the executors; and where local files go through.
