@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Failure, Heartbeat, Lease
+from dagster_ckpt.checkpoint import CancelRequest, CheckpointCatalog, Claim, End, Heartbeat, Lease
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import (
@@ -27,6 +27,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.orchestration.attending.cluster_release import check_release
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.failed_start import record_failed_start
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
@@ -114,6 +115,7 @@ class Attendant:
             InvalidConfiguration: the resource cannot be used, or not with this storage.
             JobAlreadyRunning: another run of the job is alive, or waits for its driver.
             SparkNotStarted: the master is away or has another Spark, or ``spark-submit`` cannot be started.
+            StorageUnusable: another user has the directory of the driver's output.
         """
         job = self._catalog.job_name
         if not self._catalog.filesystem.is_durable:
@@ -133,9 +135,9 @@ class Attendant:
         self._submission.make(series, json.dumps(dict(op_config)))
         try:
             self._sign.show(self._claim, self._lease)
-            self._process = SubmittedProcess(command, spark.environment(), f"{job}-{self._driver}.log")
-        except CheckpointError:
-            self._submission.withdraw()
+            self._process = SubmittedProcess(command, spark.environment(), job, self._driver)
+        except BaseException:
+            self._is_withdrawn()
             raise
         self._told.log(logging.INFO, f"The driver is submitted; {self._process.log} has its output.")
 
@@ -165,14 +167,12 @@ class Attendant:
                 self._pause(
                     min(lease.look(_LOOK, self._catalog.filesystem) for lease in (self._lease, self._sign.lease))
                 )
-        except (SparkNotStarted, DriverLost, NotRestarted):
-            self._report.last()
-            raise
-        except Fenced:
-            if self._claim is None:
+        except Exception as error:
+            if isinstance(error, (SparkNotStarted, DriverLost, NotRestarted)):
+                self._report.last()
+            is_own = self._claim is None and self._process is not None
+            if is_own and (isinstance(error, Fenced) or self._is_withdrawn()):
                 self._kill()  # the driver is not wanted, and may wait for room on the cluster for ever
-            raise
-        except Exception:
             raise
         except BaseException:
             if self._is_canceled():
@@ -186,15 +186,18 @@ class Attendant:
 
     def _leave(self) -> None:
         """Leave the driver to the next run that attends it. A driver that has not come is not wanted any more."""
-        is_withdrawn = False
-        with contextlib.suppress(CheckpointError, OSError):  # nobody knows whether the driver has come
-            is_withdrawn = self._claim is None and self._submission.withdraw()
-        if is_withdrawn:
+        if self._claim is None and self._is_withdrawn():
             self._kill()
             said = "This run is interrupted; its driver has not taken the job over, and is not wanted any more."
         else:
             said = "This run is interrupted; its driver goes on, and is attended again."
         self._told.log(logging.WARNING, said)
+
+    def _is_withdrawn(self) -> bool:
+        """Withdraw the submission; whether nobody wants the driver any more."""
+        with contextlib.suppress(CheckpointError, OSError):  # nobody knows whether the driver has come
+            return self._submission.withdraw()
+        return False
 
     def _kill(self) -> None:
         """End ``spark-submit``, and in client mode the driver; a driver on the cluster finds that it is not wanted."""
@@ -331,15 +334,11 @@ class Attendant:
         made = self._submission.made()
         if not self._submission.withdraw():
             return
-        if made is not None and made.series is not None:
-            failure = Failure(self._driver, 1, self._clock.time(), None, error.message, kind=type(error).__name__)
-            self._records.failures.record(made.series, failure)
+        record_failed_start(self._records, self._driver, None if made is None else made.series, error, self._clock)
         raise error
 
     def _result(self, end: End) -> RunResult:
         retained = self._report.last(end)
-        if self._process is not None:
-            self._process.forget()
         if end.status == JobStatus.FAILED.value:
             raise NotRestarted(
                 f"Job {self._catalog.job_name!r} has failed: {end.reason}.",
@@ -347,6 +346,8 @@ class Attendant:
                 if end.returns_to is None
                 else f"The resume sensor launches version {end.returns_to} as soon as its code is there.",
             )
+        if self._process is not None:
+            self._process.forget()
         status = JobStatus(end.status)
         newest = retained[-1] if retained and not end.discarded else None
         return RunResult(status, newest)

@@ -10,10 +10,11 @@ import dagster as dg
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import Told
+from dagster_ckpt.orchestration.attending.failed_start import record_failed_start
 from dagster_ckpt.orchestration.attending.submit_resource import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -52,12 +53,17 @@ def attended(
     own, driver = context.run.run_id, names.attends(context.run.tags)
     attendant = Attendant(catalog, own, driver or own, reporter, told, SystemClock(), time.sleep)
     if driver is None and isinstance(spark, SparkSubmitResource):
-        if "resources" in context.run.run_config:
-            raise InvalidConfiguration(
-                "The run configuration has resources, which the driver of SparkSubmitResource does not get: it loads "
-                f"{spark.definitions}.",
-                hint="Leave them out of the run configuration, and change the definitions, or use dg.EnvVar in them.",
-            )
-        required = None if asset.state_backend is None else asset.state_backend.launch_conf()
-        attendant.submit(spark, required, series, given)
+        try:
+            if "resources" in context.run.run_config:
+                raise InvalidConfiguration(
+                    "The run configuration has resources, which the driver of SparkSubmitResource does not get: it "
+                    f"loads {spark.definitions}.",
+                    hint="Leave them out of the run configuration, and change the definitions, or use dg.EnvVar in "
+                    "them.",
+                )
+            required = None if asset.state_backend is None else asset.state_backend.launch_conf()
+            attendant.submit(spark, required, series, given)
+        except CheckpointError as error:
+            record_failed_start(catalog.records, own, series, error, SystemClock())
+            raise
     return attendant.attend()

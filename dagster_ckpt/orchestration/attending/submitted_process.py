@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
 import re
 import signal
@@ -47,6 +49,8 @@ _REFUSALS = (
     ),
 )
 _LONGEST = 2_000
+#: The outputs of earlier drivers of a job that are kept, for people; and the length of the ids of Dagster's runs.
+_KEPT, _RUN_ID = 10, 36
 
 
 class SubmittedProcess:
@@ -55,18 +59,33 @@ class SubmittedProcess:
     Args:
         command: the call.
         environment: of the process.
-        log: the name of the file for its output, in the user's directory for temporary files.
+        job: whose driver it starts.
+        run_id: the run that submits the driver.
 
     Raises:
-        SparkNotStarted: there is no such program, or it may not be executed.
+        SparkNotStarted: there is no such program, it may not be executed, or its output cannot be written.
+        StorageUnusable: another user has the directory of the output.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], job: str, run_id: str) -> None:
         directory = default_root() / "drivers"
-        make_working_directory(directory, default_root())
-        self.log = directory / log
+        #: In the user's directory for temporary files.
+        self.log = directory / f"{job}-{run_id}.log"
         try:
-            with self.log.open("ab") as output:
+            make_working_directory(directory, default_root())
+            _forget_old(directory, job)
+            output = self.log.open("ab")
+        except OSError as error:
+            raise SparkNotStarted(
+                f"{self.log} is for the driver's output and cannot be written: {error.strerror}. No driver was "
+                "started.",
+                hint=f"Make room in {default_root().parent}, let this user write there, or let TMPDIR name another "
+                "directory in the environment of the Dagster run.",
+            ) from error
+        try:
+            with output:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(output, fcntl.LOCK_SH)  # until the last process that writes has ended
                 self._process = subprocess.Popen(  # noqa: S603
                     command,
                     env=dict(environment),
@@ -129,6 +148,22 @@ class SubmittedProcess:
             f"{told[:_LONGEST]}",
             hint=f"Mend it, and launch the job again; nothing was changed. {where}.",
         )
+
+
+def _forget_old(directory: Path, job: str) -> None:
+    """Delete what earlier drivers of a job have put out, except for the latest and for those of living processes."""
+    logs = directory.glob(f"{glob.escape(job)}-{'?' * _RUN_ID}.log")
+    for log in sorted(logs, key=_changed)[:-_KEPT]:
+        with contextlib.suppress(OSError), log.open("rb") as output:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            log.unlink()
+
+
+def _changed(log: Path) -> float:
+    try:
+        return log.stat().st_mtime
+    except OSError:
+        return 0.0  # another run has just deleted it
 
 
 def _last_of(log: Path) -> str:

@@ -35,7 +35,7 @@ def test_it_pauses_while_no_heartbeat_is_taken_and_ends_when_spark_loses_its_clu
     records, run, refuse = catalog.records, uuid.uuid4().hex, tmp_path / "refuse"
     land(tmp_path / "in", 0)
     submitted(records, Submission(run, 0, None, "{}", time.time()))
-    process = SubmittedProcess(spark.command(_JOB, run), spark.environment(), "driver.log")
+    process = SubmittedProcess(spark.command(_JOB, run), spark.environment(), _JOB, run)
     try:
 
         def newest() -> str | None:

@@ -39,13 +39,14 @@ from dagster_ckpt.errors import (
     SparkNotStarted,
 )
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.attending import own_submission
+from dagster_ckpt.orchestration.attending import own_submission, submitted_process
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
 from dagster_ckpt.orchestration.attending.masters import find_master
 from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.standalone.submitted import submitted_drive
+from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.servers.ports import free_port
@@ -131,6 +132,40 @@ def test_a_resumed_run_whose_driver_never_came_counts_with_its_reason(job: Store
     materialize(job, submit(tmp_path), tags)
     (failure,) = job.failures.of(claim.series)
     assert (failure.kind, failure.run_id != claim.run_id) == ("SparkNotStarted", True)
+
+
+@pytest.mark.parametrize("fails", ["no spark-submit", "no master", "resources"])
+def test_a_resumed_run_that_could_not_submit_counts_with_its_reason(job: StoredJob, tmp_path: Path, fails: str) -> None:
+    """The record of a run that has merely died says nothing that a person could mend."""
+    claim = job.die(run_id())
+    tags = {names.SERIES_TAG: str(claim.series), names.RESUMES_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    master = f"spark://127.0.0.1:{free_port()}" if fails == "no master" else "local[*]"
+    spark = submit(tmp_path, master=master)
+    config: dict[str, Any] = {}
+    if fails == "no spark-submit":
+        (Path(str(spark.spark_home)) / "bin" / "spark-submit").unlink()
+    elif fails == "resources":
+        config = {"resources": {"spark": {"config": {"definitions": DEFINITIONS, "spark_home": str(spark.spark_home)}}}}
+    resources = {
+        "checkpoint_storage": job.storage,
+        "spark": SparkSubmitResource.configure_at_launch() if config else spark,
+    }
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(CheckpointError) as raised:
+        dg.materialize([make_asset()], resources=resources, instance=instance, tags=tags, run_config=config)
+    (failure,) = job.failures.of(claim.series)
+    assert (failure.reason, failure.kind) == (raised.value.message, type(raised.value).__name__)
+    assert failure.recoverable is (fails != "resources")
+    assert failure.run_id != claim.run_id
+
+
+def test_a_run_that_another_run_refuses_is_no_failure_of_the_job(job: StoredJob, tmp_path: Path) -> None:
+    claim = job.die(run_id())
+    other, process = job.claim(run_id()), ProcessIdentity.of(os.getppid())
+    beat = Heartbeat(other.epoch, other.run_id, (process,), 1, 0.0, uptime=SystemClock().monotonic())
+    job.catalog.records.heartbeat.write(beat)
+    tags = {names.SERIES_TAG: str(claim.series), names.RESUMES_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    assert isinstance(materialize(job, submit(tmp_path), tags), JobAlreadyRunning)
+    assert job.failures.of(claim.series) == []
 
 
 def test_a_master_that_is_not_there_is_named_and_nothing_is_started(job: StoredJob, tmp_path: Path) -> None:
@@ -309,8 +344,17 @@ def test_a_kubernetes_has_the_ports_of_its_scheme(url: str, port: int, monkeypat
     assert connect.call_args.args[0] == ("kube", port)
 
 
+@pytest.mark.parametrize(("url", "port"), [("k8s://https://[::1]", 443), ("spark://[::1]:7077", 7077)])
+def test_an_address_of_ipv6_stands_in_brackets(url: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in a URL: no name service knows a host in brackets."""
+    connect = create_autospec(socket.create_connection)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    find_master(url, {})
+    assert connect.call_args.args[0] == ("::1", port)
+
+
 def test_the_id_that_yarn_gave_is_left_open_where_spark_submit_does_not_tell_it(tmp_path: Path) -> None:
-    process = SubmittedProcess([spark_home(tmp_path, "") + "/bin/spark-submit"], {}, "log")
+    process = SubmittedProcess([spark_home(tmp_path, "") + "/bin/spark-submit"], {}, "orders", "run")
     process._process.wait()
     assert "`yarn logs -applicationId ID` what the driver said" in process.why("orders", "yarn", "cluster").hint
     assert "the Worker's work/driver-*/stdout" in process.why("orders", "spark://host:7077", "cluster").hint
@@ -326,7 +370,7 @@ def test_what_yarn_says_is_told_and_its_log_is_named(job: StoredJob, tmp_path: P
 Exception in thread "main" org.apache.spark.SparkException: Application finished with failed status
 \tat org.apache.spark.deploy.yarn.Client.run(Client.scala:1)
 """
-    process = SubmittedProcess([spark_home(tmp_path, f"print({log!r})") + "/bin/spark-submit"], {}, "log")
+    process = SubmittedProcess([spark_home(tmp_path, f"print({log!r})") + "/bin/spark-submit"], {}, "orders", "run")
     process._process.wait()
     error = process.why("orders", "yarn", "cluster")
     assert error.message.partition(" over: ")[2] == (
@@ -408,6 +452,22 @@ def test_a_secret_reaches_the_driver_and_no_command_line(key: str, value: str) -
     assert "spark.driver.memory=1g" in told
     assert not [part for part in told if key in part or value in part]
     assert spark.in_driver().conf[key] == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.hadoop.fs.s3a.aws.credentials.provider", "org.example.Provider"),
+        ("spark.hadoop.fs.azure.account.oauth.provider.type.secret.Provider", "org.example.Provider"),
+        ("spark.security.credentials.hive.enabled", "false"),
+    ],
+)
+def test_what_only_names_a_secret_is_on_the_command_line(key: str, value: str) -> None:
+    """Where YARN and the executors read it: they are there before the driver has read its order."""
+    spark = SparkSubmitResource(definitions=DEFINITIONS, conf={key: value})
+    assert f"{key}={value}" in spark.command("orders", "run")
+    with_secret = SparkSubmitResource(definitions=DEFINITIONS, conf={key: "https://me:abc@host"})
+    assert not [part for part in with_secret.command("orders", "run") if "abc" in part]
 
 
 def test_a_storage_in_the_memory_of_a_driver_is_refused(tmp_path: Path) -> None:
@@ -535,7 +595,7 @@ class Waiting:
     """A run whose ``spark-submit`` waits for room on the cluster, until the test says what happens to the run."""
 
     def __init__(self, job: StoredJob, tmp_path: Path, happens: Callable[[], object]) -> None:
-        self.run, self._happens, self._pid = run_id(), happens, tmp_path / "pid"
+        self.job, self.run, self._happens, self._pid = job, run_id(), happens, tmp_path / "pid"
         pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
         move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
         spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
@@ -607,6 +667,112 @@ def test_a_driver_that_has_not_come_is_not_wanted_when_another_run_takes_the_job
         with pytest.raises(Fenced, match="is not wanted any more"):
             attendant.attend()
         assert not waiting.waits
+
+
+def another_attends(waiting: Waiting, run: str) -> None:
+    """This run was paused, and another one has taken its place."""
+    records = waiting.job.catalog.records
+    found = records.attendant.read()
+    assert found is not None
+    records.attendant.write(replace(found, run_id=run))
+    waiting.attendant._sign._due_at = 0.0
+
+
+def test_a_driver_that_has_not_come_is_not_wanted_when_another_run_is_in_its_place(
+    job: StoredJob, tmp_path: Path
+) -> None:
+    """Nobody would end its ``spark-submit``, which may wait for room on the cluster for ever."""
+    waiting = Waiting(job, tmp_path, lambda: another_attends(waiting, run_id()))
+    with waiting as attendant:
+        with pytest.raises(JobAlreadyRunning, match="attends the driver"):
+            attendant.attend()
+        assert not waiting.waits
+    assert job.catalog.records.submissions.latest().standing is None
+
+
+def test_a_driver_that_has_come_goes_on_when_another_run_attends_it(job: StoredJob, tmp_path: Path) -> None:
+    """This run was paused before it has seen the claim."""
+
+    def happens() -> None:
+        submission = job.catalog.records.submissions.of(waiting.run)
+        assert submission is not None
+        if job.catalog.records.epochs.highest() == 0:
+            comes(job, submission)
+            another_attends(waiting, run_id())
+
+    waiting = Waiting(job, tmp_path, happens)
+    with waiting as attendant:
+        with pytest.raises(JobAlreadyRunning, match="attends the driver"):
+            attendant.attend()
+        assert waiting.waits, "in client mode it has the driver below it"
+
+
+def logs(tmp_path: Path) -> list[Path]:
+    """What drivers have put out."""
+    return sorted((tmp_path / f"dagster_ckpt-{os.geteuid()}" / "drivers").glob("*"))
+
+
+@pytest.mark.parametrize(("status", "stays"), [("FAILED", True), ("FINISHED", False), ("CANCELED", False)])
+def test_what_the_driver_of_a_failed_job_has_said_stays(
+    job: StoredJob, tmp_path: Path, status: str, stays: bool
+) -> None:
+    class Beside(Submissions):
+        def withdraw(self, submission: Submission) -> int | None:
+            claim = comes(job, submission)
+            job.end(claim, status, "a row of poison")
+            job.beat(claim, alive=False, stopped=True)
+            return super().withdraw(submission)
+
+    resources = {"checkpoint_storage": job.storage, "spark": submit(tmp_path, "print('why'); sys.exit(1)")}
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
+        dg.materialize([make_asset()], resources=resources, instance=instance, raise_on_error=False)
+    assert [log.read_text() for log in logs(tmp_path)] == (["why\n"] if stays else [])
+
+
+def ended(job: str) -> Path:
+    """The output of a driver that has ended."""
+    process = SubmittedProcess(["/bin/true"], {}, job, run_id())
+    process._process.wait()
+    return process.log
+
+
+def test_what_earlier_drivers_have_said_does_not_pile_up(tmp_path: Path) -> None:
+    """A driver that is lost, or attended by another run at its end, leaves its output behind."""
+    home = spark_home(tmp_path, "import signal\nprint('here', flush=True)\nsignal.pause()")
+    lives = SubmittedProcess([f"{home}/bin/spark-submit"], {}, "orders", run_id())
+    try:
+        wait_for(lambda: lives.log.read_text() == "here\n", "the first driver")
+        other = ended("orders-eu")
+        os.utime(lives.log, (0, 0))
+        os.utime(other, (0, 0))
+        said = []
+        for number in range(1, 15):
+            said.append(ended("orders"))
+            os.utime(said[-1], (number, number))
+        assert set(logs(tmp_path)) == {lives.log, other, *said[-11:]}
+    finally:
+        lives.kill()
+    last = ended("orders")
+    assert set(logs(tmp_path)) == {other, *said[-10:], last}
+
+
+@pytest.mark.parametrize("fails", ["directory", "file"])
+def test_an_output_that_cannot_be_written_is_named_and_nobody_waits_for_the_driver(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    spark = submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')")
+    (tmp_path / "full").touch()
+    monkeypatch.setattr(submitted_process, "default_root", lambda: tmp_path / "full" / "own")
+    if fails == "file":
+        monkeypatch.setattr(submitted_process, "make_working_directory", lambda *_: None)
+    error = materialize(job, spark)
+    assert isinstance(error, SparkNotStarted)
+    assert "for the driver's output and cannot be written: Not a directory. No driver was started." in error.message
+    assert "TMPDIR" in error.hint
+    assert not (tmp_path / "called").exists()
+    latest = job.catalog.records.submissions.latest()
+    assert (latest.number, latest.standing) == (1, None)
 
 
 def test_the_environment_of_a_driver_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
