@@ -187,11 +187,10 @@ class _Parent:
         Without a status the driver is lost, whatever the exit status of its process: anything that the driver has
         loaded can end the process. What else it tells: that it may go on, has claimed the job, has started it.
         """
-        context = multiprocessing.get_context("spawn")
-        heard, telling = context.Pipe(duplex=False)
-        child = context.Process(target=_drive, args=(order, run_id, earlier, telling), name="dagster-ckpt-driver")
-        child.start()
-        telling.close()
+        try:
+            child, heard = _started(order, run_id, earlier)
+        except OSError as error:  # no room for one more process or file, which may pass
+            return None, f"could not be started ({error.strerror or error})", set()
         self._child = child
         if self._number is not None:
             child.terminate()
@@ -222,6 +221,24 @@ class _Parent:
         elif first:
             self._child.terminate()
             _print("The job is interrupted and goes on with its next run. A second Ctrl-C kills its driver at once.")
+
+
+def _started(order: Order, run_id: str, earlier: tuple[Launch, ...]) -> tuple[BaseProcess, Connection]:
+    """A driver's process, and what the driver is heard by.
+
+    Raises:
+        OSError: the host has no room for one more.
+    """
+    context = multiprocessing.get_context("spawn")
+    heard, telling = context.Pipe(duplex=False)
+    child = context.Process(target=_drive, args=(order, run_id, earlier, telling), name="dagster-ckpt-driver")
+    try:
+        with telling:
+            child.start()
+    except BaseException:
+        heard.close()
+        raise
+    return child, heard
 
 
 class _Terminal(logging.Handler):

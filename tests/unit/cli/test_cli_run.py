@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 import sys
@@ -9,6 +11,7 @@ import threading
 import uuid
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,46 @@ def test_a_driver_that_is_lost_is_followed_by_the_next(
     assert len(notes.read_text().splitlines()) == drivers
 
 
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fails", "status", "drivers"),
+    [({2, 3}, 0, 2), ({2, 3, 4}, 1, 1), ({1}, 1, 0)],
+    ids=["for a while", "again and again", "at first"],
+)
+def test_a_host_without_room_for_a_driver_is_tried_again(
+    fails: set[int],
+    status: int,
+    drivers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Once the job has begun; what a user has just started fails at once, as with any other first driver."""
+    monkeypatch.setattr(driver_process, "_TRIES", 3)
+    monkeypatch.setattr(driver_process, "_PAUSE", 0.01)
+    calls = itertools.count(1)
+    spawn, opened = SpawnProcess.start, open_files()
+
+    def start(process: SpawnProcess) -> None:
+        if next(calls) in fails:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        spawn(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    notes = tmp_path / "notes"
+    assert keep_running(PlayedOrder("die,finish", {}, notes=notes)) == status
+    assert (len(notes.read_text().splitlines()) if notes.exists() else 0) == drivers
+    said = capfd.readouterr().err
+    assert "could not be started (Resource temporarily unavailable)" in said
+    assert "The output cannot be written" not in said
+    # The tracker of resources, which outlives a driver, has one.
+    assert open_files() <= opened + 1, "no end of a pipe is left open"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_interrupts_the_driver_and_no_other_follows(number: signal.Signals, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
@@ -107,6 +150,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
         ([], "Missing argument 'MODULE:NAME'"),
         (["turnover", "--path", "x"], "'turnover' is not MODULE:NAME"),
         (["jobs:turnover"], "Give --path"),
+        (["jobs:turnover", "--path", ""], "it is empty; name a directory"),
         (["jobs:turnover", "--path", "x", "--set", "interval"], "'interval' is not KEY=VALUE"),
         (["jobs:turnover", "--path", "x", "--op-config", "[1]"], "is no JSON object"),
         (["jobs:turnover", "--path", "x", "--claim-mode", "MINE"], "'MINE' is not one of"),
