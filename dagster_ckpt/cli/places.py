@@ -29,6 +29,7 @@ __all__ = [
     "find_checkpoint",
     "job_arguments",
     "job_options",
+    "not_empty",
     "nothing_there",
     "of_each",
     "optional_storage_path",
@@ -116,9 +117,17 @@ def _with_storage(command: _Command, *, required: bool) -> _Command:
         envvar="DAGSTER_CKPT_PATH",
         show_envvar=True,
         required=required,
+        callback=not_empty,
         help="The checkpoint path, as on the storage resource.",
     )
     return path(storage_option(_tells_jobs(command, needs_storage=required)))
+
+
+def not_empty(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """The value of an option that names a place. An empty one is a variable of the shell that is not set."""
+    if given == "":
+        raise click.BadParameter("it is empty; name a directory or a URL.", context, option)
+    return given
 
 
 def storage_path(command: _Command) -> _Command:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.cli.places import JSON, START_SOURCES, job_arguments, job_options, repeated
+from dagster_ckpt.cli.places import JSON, START_SOURCES, job_arguments, job_options, not_empty, repeated
 from dagster_ckpt.config import LATEST, RecoveryClaimMode
 
 __all__ = ["run"]
@@ -19,6 +19,7 @@ __all__ = ["run"]
     "--savepoint-path",
     envvar="DAGSTER_CKPT_SAVEPOINT_PATH",
     show_envvar=True,
+    callback=not_empty,
     help="With --path: directory for savepoints that are asked for without one.",
 )
 @repeated("--set", "A setting of this run by Flink's key, such as 'execution.checkpointing.interval=10 s'.")

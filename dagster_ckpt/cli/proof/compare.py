@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from dagster_ckpt.cli.places import JSON, OpenedStorage, pairs, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, OpenedStorage, not_empty, pairs, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.cli.proof.state import QUIET
 from dagster_ckpt.spark import compare_rows, find_common, start_session
@@ -21,7 +21,7 @@ _DIFFERENT = 3
 @click.argument("blue")
 @click.argument("green")
 @storage_path
-@click.option("--green-path", help="The storage of GREEN, if it is another one.")
+@click.option("--green-path", callback=not_empty, help="The storage of GREEN, if it is another one.")
 @click.option("--column", "columns", multiple=True, help="Compare this column only. May be repeated.")
 @click.option("--conf", metavar="KEY=VALUE", multiple=True, callback=pairs, help="A setting of Spark. May be repeated.")
 @JSON

@@ -505,3 +505,21 @@ def test_a_long_read_shows_a_bar_on_a_terminal_and_nowhere_else(storage: Path) -
     assert "Verifying chk-3" in bar
     assert "/" in bar, "how much of how much"
     assert (seen.stdout, piped.stderr) == (piped.stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option.opts[0])
+        for name, command in _COMMANDS.items()
+        for option in command.params
+        if option.opts[0] in {"--path", "--green-path", "--savepoint-path"}
+    ],
+)
+def test_an_empty_path_is_refused_by_its_name(name: str, option: str) -> None:
+    """That is a variable of the shell which is not set; it must not become the working directory, or a TypeError."""
+    path = [] if option == "--path" else ["--path", "x"]
+    done = CliRunner().invoke(main, [name, *_CALLS[name], *path, option, ""])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"Invalid value for '{option}'" in done.stderr
+    assert "it is empty; name a directory or a URL" in done.stderr
