@@ -13,7 +13,6 @@ import contextlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from dagster_ckpt.errors import PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem.server_side import ServerSide
 from dagster_ckpt.filesystem.values import Entry, Part, Written, unheard
 from dagster_ckpt.shown_text import path_option
+from dagster_ckpt.threads import Threads
 
 __all__ = ["IS_WRITABLE", "FileSystem"]
 
@@ -157,7 +157,7 @@ class FileSystem(ABC):
 
         if not items:
             return ()
-        with ThreadPoolExecutor(min(self.concurrency, len(items)), "dagster-ckpt-write") as pool:
+        with Threads(min(self.concurrency, len(items)), "dagster-ckpt-write") as pool:
             written = list(pool.map(write, items))
         self.sync_directories({str(PurePosixPath(path).parent) for path, _ in items})
         return written
@@ -220,7 +220,7 @@ class FileSystem(ABC):
     def _ask_many(self, ask: Callable[[str], _Answer], paths: Sequence[str]) -> Sequence[_Answer | None]:
         if not self.is_distant or not paths:
             return [self._if_there(ask, path) for path in paths]
-        with ThreadPoolExecutor(min(self.concurrency, len(paths)), "dagster-ckpt-read") as pool:
+        with Threads(min(self.concurrency, len(paths)), "dagster-ckpt-read") as pool:
             return list(pool.map(partial(self._if_there, ask), paths))
 
     @staticmethod

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import google_crc32c
 
 from dagster_ckpt.filesystem.values import Part, Stopped, unheard
+from dagster_ckpt.threads import Threads
 
 __all__ = ["Copy", "ServerSide", "Stored", "crc32c_of", "md5_of"]
 
@@ -144,7 +144,7 @@ class ServerSide(ABC):
 
         if not copies:
             return ()
-        with ThreadPoolExecutor(min(self.concurrency, len(copies)), "dagster-ckpt-copy") as pool:
+        with Threads(min(self.concurrency, len(copies)), "dagster-ckpt-copy") as pool:
             return list(pool.map(make, copies))
 
     def fetch_stored(self, path: str, of: Stored, target: Path, stop: Callable[[], bool] = lambda: False) -> bool:

@@ -8,6 +8,7 @@ of the outermost folder that it does not lie in itself.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -20,7 +21,7 @@ import dagster_ckpt
 _ROOT = Path(dagster_ckpt.__file__).parent
 #: Each may import what stands before it.
 _LAYERS = (
-    {"shown_text", "garbage_collector", "lazy_names", "moved_names", "version"},
+    {"shown_text", "garbage_collector", "lazy_names", "moved_names", "threads", "version"},
     {"errors"},
     {"clock", "paths"},
     {"config", "filesystem"},
@@ -34,6 +35,13 @@ _LAYERS = (
     {"cli", "datastream"},
     {""},
 )
+#: Whose threads a process may wait for at its end: Hadoop's client gives up by itself, the files are on a local disk,
+#: and a command waits for its answer.
+_WAITED_FOR = {
+    ("filesystem", "hdfs", "hadoop_jvm"),
+    ("checkpoint", "catalog", "fetched_ahead"),
+    ("checkpoint", "job_states"),
+}
 _MOST_LINES = 400
 _MOST_FILES = 12
 
@@ -125,6 +133,12 @@ def test_nothing_is_imported_upwards() -> None:
         if top[module] != top[target] and level[top[target]] >= level[top[module]]
     ]
     assert up == []
+
+
+def test_a_run_ends_while_a_thread_hangs_in_a_storage() -> None:
+    """A process waits for the threads of a `ThreadPoolExecutor` before it ends."""
+    pools = {name for name, path in _MODULES.items() if re.search(r"\bThreadPoolExecutor\(", path.read_text("utf-8"))}
+    assert {name for name in pools if name[0] in {"checkpoint", "filesystem", "spark"}} == _WAITED_FOR
 
 
 @pytest.mark.parametrize("folder", sorted(_FOLDERS), ids=_shown)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -29,6 +28,7 @@ from dagster_ckpt.filesystem import (
     refused_write,
     unheard,
 )
+from dagster_ckpt.threads import Threads
 
 __all__ = ["copy_files", "materialize_checkpoint", "read_files", "verify_checkpoint"]
 
@@ -217,7 +217,7 @@ def copy_files(
 
     if not files:
         return []
-    with ThreadPoolExecutor(min(store.concurrency, len(files)), "dagster-ckpt-copy") as pool:
+    with Threads(min(store.concurrency, len(files)), "dagster-ckpt-copy") as pool:
         found = list(pool.map(copied, files))
     if broken := [item for item in found if isinstance(item, _BrokenFile)]:
         raise _refusal(catalog, metadata, broken)
@@ -315,7 +315,7 @@ def read_files(
                 if target is not None:
                     (target / file.path).write_bytes(file.inline)
                 told(file.size)
-        with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
+        with Threads(storage.concurrency, "dagster-ckpt-read") as pool:
             list(pool.map(read, [*alone, *packs]))
     return [item for file in files if (item := broken.get(file.path)) is not None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpoint.taking.discards import OneThread, discard_within
+from dagster_ckpt.checkpoint.taking.discards import discard_within
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, RestoreInProgress
 from dagster_ckpt.checkpoint.taking.requests import (
     CheckpointsAtOnce,
@@ -32,7 +32,6 @@ __all__ = [
     "CompletedCheckpointStore",
     "Discarded",
     "Gauge",
-    "OneThread",
     "RestoreInProgress",
     "SavepointServer",
     "ask_checkpoint",

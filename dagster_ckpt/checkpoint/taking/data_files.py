@@ -9,13 +9,13 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.format import FileEntry, PinnedFile, StoredSource, vanished
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import Copy, FileSystem, Scratch, ServerSide, Stopped, Written
+from dagster_ckpt.threads import Threads
 
 __all__ = ["DataFiles"]
 
@@ -112,7 +112,7 @@ class DataFiles:
         names = [self._new_name(PurePosixPath(file.path).name) for file, _ in files]
         targets = [f"{self._directory}/{name}" for name in names]
         self._begun += targets
-        with ThreadPoolExecutor(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
+        with Threads(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
             written = [pool.submit(carry, source, target) for (_, source), target in zip(files, targets, strict=True)]
         if failures:
             raise failures[0]  # the other transfers stopped because of it

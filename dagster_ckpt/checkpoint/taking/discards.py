@@ -8,59 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from typing import Any
 
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointError, MustStop
+from dagster_ckpt.threads import Threads
 
-__all__ = ["Discards", "OneThread", "discard_within"]
+__all__ = ["Discards", "discard_within"]
 
 _log = logging.getLogger(__name__)
 
 #: The end of a start waits so many seconds for deletions; a deletion that hangs ends with the process.
 _LONGEST = 10.0
-
-
-class OneThread(Executor):
-    """Runs calls in order on one thread, which ends with the process even in the midst of a call.
-
-    Args:
-        name: of the thread.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # raised again for whoever asks for the result
-                future.set_exception(error)
-
-        self._calls.put(call)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread after the calls that were submitted; never waits."""
-        del wait, cancel_futures
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
 
 
 class Discards:
@@ -140,9 +103,9 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
         Fenced: a newer run has taken the job over.
         StorageError: the storage failed.
     """
-    thread = OneThread("dagster-ckpt-discard-all")
+    thread = Threads(1, "dagster-ckpt-discard-all")
     discarding: Future[Sequence[Discarded]] = thread.submit(store.discard_all, reason)
-    thread.shutdown()
+    thread.shutdown(wait=False)
     try:
         return discarding.result(timeout=seconds)
     except TimeoutError:

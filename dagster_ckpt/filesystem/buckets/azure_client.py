@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 import adlfs
@@ -23,6 +23,7 @@ from azure.core.exceptions import (
     ResourceExistsError,
     ResourceModifiedError,
     ResourceNotFoundError,
+    ServiceResponseError,
 )
 from azure.storage.blob import BlobBlock, BlobProperties
 from azure.storage.blob.aio import BlobClient, BlobPrefix
@@ -30,6 +31,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import StorageError
+from dagster_ckpt.filesystem.buckets import transfers
 from dagster_ckpt.filesystem.buckets.bucket import REPEATED
 from dagster_ckpt.filesystem.buckets.private_members import ADLFS
 from dagster_ckpt.filesystem.buckets.transfers import in_chunks
@@ -41,6 +43,8 @@ __all__ = ["AzureClient", "client_of", "error_code", "status_of", "stored_of"]
 
 ADLFS.check()
 
+#: Seconds that the end of a process waits for connections to close.
+_CLOSING = 0.5
 #: The most blocks that a blob may have.
 _MOST_BLOCKS = 50_000
 #: Answers to a request that finds the name of its blob taken.
@@ -55,8 +59,32 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _MOST_LOOKS = 600
 
 
+async def _in_time(send: Callable[..., Awaitable[Any]], request: Any, **options: Any) -> Any:
+    """Send one request once; a request that takes too long raises an error after which Azure's library repeats it."""
+    try:
+        async with asyncio.timeout(transfers.LONGEST_REQUEST):
+            return await send(request, **options)
+    except TimeoutError as error:
+        raise ServiceResponseError(f"Not done after {transfers.LONGEST_REQUEST:.0f} seconds", error=error) from error
+
+
+async def _closed(close: Callable[[], Awaitable[None]]) -> None:
+    """Close connections; adlfs waits for that when the process ends, and an upload that stalls holds its connection."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING):
+            await close()
+
+
 class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publishes no types
     """adlfs that compares what arrives, uploads in bounded memory, and sends one request per page of a listing."""
+
+    def do_connect(self) -> None:
+        """Connect as adlfs does; each request gets a time limit, and so does the end of the connections."""
+        super().do_connect()
+        # Neither adlfs nor a connected client takes a transport.
+        transport = self.service_client._pipeline._transport  # noqa: SLF001
+        transport.send = partial(_in_time, transport.send)
+        transport.close = partial(_closed, transport.close)
 
     async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
         repeated: list[Mapping[str, Any]] = []

@@ -96,6 +96,7 @@ ADLFS = PrivateMembers(
         "adlfs:AzureBlobFileSystem._pipe_file": "self, path, value, **kwargs",
         "adlfs:AzureBlobFileSystem._put_file": "",
         "adlfs:AzureBlobFileSystem._rm_file": "self, path",
+        "adlfs:AzureBlobFileSystem.do_connect": "self",
         "adlfs:AzureBlobFileSystem.split_path": "self, path",
     },
 )

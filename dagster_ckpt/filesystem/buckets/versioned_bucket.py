@@ -7,7 +7,6 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
@@ -19,6 +18,7 @@ from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
 from dagster_ckpt.filesystem.values import Entry, Part
 from dagster_ckpt.shown_text import first_line
+from dagster_ckpt.threads import Threads
 
 __all__ = ["Found", "Reason", "VersionedBucket", "VersionedClient", "byte_range", "check_options"]
 
@@ -191,7 +191,7 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
             def remove(item: Found) -> None:
                 self._ask(lambda client: client.delete_object(self.bucket, item.key))
 
-            with ThreadPoolExecutor(min(self.concurrency, len(found)), "dagster-ckpt-remove") as pool:
+            with Threads(min(self.concurrency, len(found)), "dagster-ckpt-remove") as pool:
                 for _, items in groupby(sorted(found, key=_turn), key=_turn):
                     list(pool.map(remove, items))
         return len(found)

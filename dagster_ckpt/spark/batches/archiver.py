@@ -6,12 +6,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from dagster_ckpt.checkpoint import CheckpointMetadata, PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.threads import Threads
 
 __all__ = ["Archiver"]
 
@@ -47,7 +48,7 @@ class Archiver:
         self._retained = retained
         self._lock = threading.Lock()
         self._unsent: list[PlannedBatch] = []
-        self._pool = ThreadPoolExecutor(1, "dagster-ckpt-archive")
+        self._pool = Threads(1, "dagster-ckpt-archive")
         self._pause = Pause(_EVERY, max(_EVERY, longest), clock)
         self._pack = False
         self._running: Future[bool] | None = None

@@ -8,7 +8,6 @@ may delete a pinned object before the object is copied: the checkpoint attempt t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dagster_ckpt.checkpoint import NEXT_BATCH, PinnedFile, Snapshot
@@ -25,6 +24,7 @@ from dagster_ckpt.spark.files import (
     stored_identity,
 )
 from dagster_ckpt.spark.sinks import PositionReader
+from dagster_ckpt.threads import Threads
 
 __all__ = ["capture_stored"]
 
@@ -91,7 +91,7 @@ class _StoredCapture(Capture):
         listed = list(stores)
         if not listed:
             return
-        with ThreadPoolExecutor(min(self._concurrency, len(listed)), "dagster-ckpt-plan") as pool:
+        with Threads(min(self._concurrency, len(listed)), "dagster-ckpt-plan") as pool:
             plans = list(pool.map(lambda store: self._plan(store, offsets, operator), listed))
         for store, files in zip(listed, plans, strict=True):
             self._pin_store(store, files)

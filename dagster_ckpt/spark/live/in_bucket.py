@@ -7,7 +7,6 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +23,7 @@ from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
 from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
 from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
+from dagster_ckpt.threads import Threads
 
 __all__ = ["StoredLive", "stored_live"]
 
@@ -132,7 +132,7 @@ class StoredLive(LiveLocation):
     def edited(self) -> Iterator[Path]:
         listed = self._logs.listed()
         paths = [path for path in listed.objects if path.startswith(_LOGS)]
-        with ThreadPoolExecutor(self._store.concurrency, "dagster-ckpt-read") as pool:
+        with Threads(self._store.concurrency, "dagster-ckpt-read") as pool:
             before = dict(zip(paths, pool.map(listed.read, paths), strict=True))
         with tempfile.TemporaryDirectory(prefix="dagster-ckpt-logs-") as scratch:
             root = Path(scratch)

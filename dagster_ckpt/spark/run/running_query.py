@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 from threading import Event as Flag
@@ -19,7 +18,6 @@ from dagster_ckpt.checkpoint import (
     CompletedCheckpointStore,
     Discarded,
     Lease,
-    OneThread,
     SavepointServer,
 )
 from dagster_ckpt.clock import Clock
@@ -51,6 +49,7 @@ from dagster_ckpt.spark.query import (
 from dagster_ckpt.spark.run.chosen import Prepared
 from dagster_ckpt.spark.sinks import PositionReader, SinkRun, SinkStart, refusal_of_batch
 from dagster_ckpt.spark.start_tracer import StartTracer
+from dagster_ckpt.threads import Threads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,13 +226,13 @@ class RunningQuery:
             prepared.facts,
         )
         # A writer that hangs in the storage keeps its thread: two more are for checkpoints, a third for a savepoint.
-        uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
+        uploads = Threads(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
         told = [lambda _: archiver.completed()]
         if prepared.sink is not None:
             told.insert(0, prepared.sink.completed)
         failed: list[Callable[[str], None]] = []
         listener = _Listener(self._emit, prepared.store, self._first_completed, told, failed)
-        deleter = OneThread("dagster-ckpt-delete")
+        deleter = Threads(1, "dagster-ckpt-delete")
         coordinator = CheckpointCoordinator(
             prepared.store, source, config, self._clock, uploads, deleter, listener, Random()
         )
@@ -280,7 +279,7 @@ class RunningQuery:
             coordinator.abandon()
             savepoints.abandon()
             uploads.shutdown(wait=False)
-            deleter.shutdown()
+            deleter.shutdown(wait=False)
         return None
 
     def _positions(self, location: CheckpointLocation) -> PositionReader | None:
@@ -296,7 +295,7 @@ class RunningQuery:
     def _savepoints(
         self,
         source: StreamingSource,
-        uploads: ThreadPoolExecutor,
+        uploads: Threads,
         coordinator: CheckpointCoordinator,
         at_once: CheckpointsAtOnce,
     ) -> SavepointServer:

@@ -28,7 +28,6 @@ from dagster_ckpt.checkpoint import (
     Facts,
     Heart,
     Lease,
-    OneThread,
     PinnedFile,
     Progress,
     SavepointServer,
@@ -45,6 +44,7 @@ from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.threads import Threads
 from tests.jobs.beside.place import Place
 
 _BATCH = 0.1
@@ -205,7 +205,7 @@ class JobDriver:
         self, catalog: CheckpointCatalog, claim: Claim, store: CompletedCheckpointStore, stream: Stream, until: float
     ) -> None:
         with ThreadPoolExecutor(2) as pool:
-            deleter = OneThread("deletions")
+            deleter = Threads(1, "deletions")
             coordinator = CheckpointCoordinator(store, stream, _CONFIG, self._clock, pool, deleter, self, self._random)
             server = SavepointServer(
                 catalog.records.savepoint_requests,

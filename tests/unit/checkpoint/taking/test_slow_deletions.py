@@ -14,10 +14,11 @@ import pytest
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.taking import discards
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpoint.taking.discards import OneThread, discard_within
+from dagster_ckpt.checkpoint.taking.discards import discard_within
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.testing import Operation
+from dagster_ckpt.threads import Threads
 from tests.helpers.checkpoint.coordinating import AtInterval, Job
 from tests.helpers.checkpoint.driver import JOB, Pins, Run, content, directories, pin, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
@@ -33,7 +34,7 @@ class Hanging:
     def __init__(self, memory: MemoryFileSystem, pins: Pins, *, most: int = 1) -> None:
         self.job = Job(memory, pins)
         self.answers, self.hangs = threading.Event(), threading.Event()
-        self.uploads, self.deleter = ThreadPoolExecutor(2), OneThread("of the test")
+        self.uploads, self.deleter = ThreadPoolExecutor(2), Threads(1, "of the test")
         self.job.coordinator = CheckpointCoordinator(
             self.job.run.store,
             self.job.stream,
@@ -157,7 +158,7 @@ def test_a_deletion_that_ends_as_the_wait_for_it_does_has_ended(
                 raise
 
     hanging.take(1)
-    monkeypatch.setattr(discards, "Future", Late)
+    monkeypatch.setattr("dagster_ckpt.threads.Future", Late)
     discarded = discard_within(0.01, hanging.job.run.store, "canceled")
     assert [item.metadata.name for item in discarded] == ["chk-1"]
 
