@@ -70,10 +70,12 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
     retries = 2
 
     async def _call_s3(self, method: str, *given: Any, **parameters: Any) -> Any:
+        in_doubt = False
         for attempt in range(1, _CONFLICTS + 1):
             try:
-                return await self._ask(method, *given, **parameters)
+                return await self._ask(in_doubt, method, *given, **parameters)
             except OSError as error:
+                in_doubt = REPEATED in getattr(error, "__notes__", ())
                 code = code_of(error)
                 # Only Amazon's own answer names the unmet condition; every request here has at most one.
                 if code == "PreconditionFailed":
@@ -81,15 +83,15 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
                     raise kind(parameters.get("Key")) from error
                 if code == "NoSuchUpload":
                     raise _UploadGone(message_of(error)) from error
-                # The request did nothing and may be repeated. An upload in parts would have to begin again, but its
-                # name belongs to one writer, so it meets no conflicts.
+                # This request did nothing and may be repeated; an earlier one may still be carried out.
+                # An upload in parts would have to begin again, but its name has one writer, so it meets no conflicts.
                 if code != "ConditionalRequestConflict" or method != "put_object" or attempt == _CONFLICTS:
                     raise
             await asyncio.sleep(_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
-    async def _ask(self, method: str, *given: Any, **parameters: Any) -> Any:
-        """Call as s3fs does; an error that answers a repeated request gets a note."""
+    async def _ask(self, in_doubt: bool, method: str, *given: Any, **parameters: Any) -> Any:
+        """Call as s3fs does; an error gets a note if this request, or an earlier one ``in_doubt``, was repeated."""
         await self.set_session()
         call = getattr(await self.get_s3(parameters.get("Bucket")), method)
         attempts = 0
@@ -104,7 +106,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
                 attempted, kwargs=self._get_s3_method_kwargs(call, *given, **parameters), retries=self.retries
             )
         except Exception as error:
-            if attempts > 1 or answer_of(error).get("ResponseMetadata", {}).get("RetryAttempts"):
+            if in_doubt or attempts > 1 or answer_of(error).get("ResponseMetadata", {}).get("RetryAttempts"):
                 error.add_note(REPEATED)
             raise
 

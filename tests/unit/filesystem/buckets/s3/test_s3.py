@@ -67,6 +67,17 @@ def test_a_create_in_conflict_with_another_is_repeated(s3: S3Server, storage: S3
         storage.create("g", b"mine")
 
 
+def test_a_refusal_after_a_conflict_says_nothing_of_the_requests_before(s3: S3Server, storage: S3FileSystem) -> None:
+    """The conflict may be with the first request, which the bucket gave up and still carries out."""
+    conflict, refusal = Answer(409, "ConditionalRequestConflict"), Answer(403, "QuotaExceeded")
+    for first, outcome in ((BROKEN, PublishUnknown), (conflict, StorageError)):
+        answers = iter([first, conflict, conflict, refusal])
+        s3.plan = lambda request, answers=answers: next(answers) if request.kind == "put" else None  # type: ignore[misc]
+        with pytest.raises(StorageError, match="Could not create") as raised:
+            storage.create("f", b"mine")
+        assert type(raised.value) is outcome
+
+
 def test_a_store_that_does_not_name_the_condition_is_understood(s3: S3Server, storage: S3FileSystem) -> None:
     s3.plan = always("put", Answer(412, "PreconditionFailed"))
     with pytest.raises(PublishConflict, match="gone again"):
