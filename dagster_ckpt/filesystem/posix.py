@@ -30,6 +30,7 @@ _SMALL = 1 << 16
 #: How often a file is placed at most, when each time its directory was removed meanwhile.
 _ATTEMPTS = 10
 _MAY_NOT = "Let this user read and write there, or do this as the user that runs the job."
+_IF_READ = "It is complete if it can be read; nothing that belongs to it was deleted."
 _WAY_ON = "Look at the disk or the mount, and at that path."
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
@@ -78,31 +79,46 @@ class PosixFileSystem(FileSystem):
             except OSError as error:
                 raise PublishUnknown(
                     f"{target} was created, but its directory could not be synced: {error}",
-                    hint="It is complete if it can be read; nothing that belongs to it was deleted.",
+                    hint=_IF_READ,
                 ) from error
 
     def _publish(self, target: Path, data: bytes) -> None:
         temporary = _beside(target)
         try:
             _write_durably(temporary, data)
-            self._link(temporary, target)
-        except FileExistsError:
-            if not _holds(target, data):
-                raise PublishConflict(f"{target} already exists and holds something else.") from None
-        except OSError as error:
-            if error.errno in _CANNOT_LINK and temporary.exists():
-                raise StorageUnusable(
-                    f"{self._root} does not support hard links, so a file cannot be published exclusively.",
-                    hint="Use a file system with hard links (ext4, xfs, NFS, ...) for checkpoints.",
-                ) from error
-            # On a network file system the link may exist although its reply was lost.
-            if not _holds(target, data):
-                if target.exists():
-                    raise PublishConflict(f"{target} already exists and holds something else.") from error
-                raise
+            try:
+                self._link(temporary, target)
+            except OSError as error:
+                self._settle(target, temporary, data, error)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _settle(self, target: Path, temporary: Path, data: bytes, error: OSError) -> None:
+        """Return if a link that failed is there all the same, as on a network file system whose reply was lost.
+
+        The temporary file is deleted first: then a link that is still on its way has nothing to link.
+        """
+        held: bytes | None
+        try:
+            temporary.unlink(missing_ok=True)
+            held = target.read_bytes()
+        except FileNotFoundError:
+            held = None
+        except OSError as unknown:
+            raise PublishUnknown(f"Nobody can say whether {target} was created: {unknown}", hint=_IF_READ) from unknown
+        if held == data:
+            return
+        if held is not None:
+            raise PublishConflict(f"{target} already exists and holds something else.") from error
+        if isinstance(error, FileExistsError):
+            raise PublishUnknown(f"{target} was there, and is gone again.", hint=_IF_READ) from error
+        if error.errno in _CANNOT_LINK:
+            raise StorageUnusable(
+                f"{self._root} does not support hard links, so a file cannot be published exclusively.",
+                hint="Use a file system with hard links (ext4, xfs, NFS, ...) for checkpoints.",
+            ) from error
+        raise error
 
     def replace(self, path: str, data: bytes) -> None:
         target = self.local(path)
@@ -253,23 +269,6 @@ class PosixFileSystem(FileSystem):
 def _beside(target: Path) -> Path:
     """A temporary name in the directory of ``target``."""
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-
-
-def _holds(target: Path, data: bytes) -> bool:
-    """Whether ``target`` holds exactly ``data``; ``False`` when ``target`` does not exist.
-
-    Raises:
-        PublishUnknown: ``target`` cannot be read.
-    """
-    try:
-        return target.read_bytes() == data
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise PublishUnknown(
-            f"Nobody can say whether {target} was created: {error}",
-            hint="It is complete if it can be read; nothing that belongs to it was deleted.",
-        ) from error
 
 
 def _copy(

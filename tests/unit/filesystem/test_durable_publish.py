@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -163,6 +164,49 @@ def test_create_that_failed_leaves_nothing(disk: PosixFileSystem, monkeypatch: p
         disk.create("d/f", b"mine")
     assert not isinstance(raised.value, PublishUnknown)
     assert disk.list("d") == []
+
+
+def test_a_link_that_was_given_up_cannot_be_late(disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a soft mount: the server may carry the link out at any time, here after the name was looked at."""
+    link, late, read = os.link, list[tuple[Path, Path]](), Path.read_bytes
+
+    def given_up(source: Path, target: Path) -> None:
+        late.append((source, target))
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    def read_bytes(path: Path) -> bytes:
+        try:
+            return read(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                link(*late[-1])
+
+    monkeypatch.setattr(os, "link", given_up)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(StorageError, match="timed out") as raised:
+        disk.create("d/f", b"mine")
+    assert type(raised.value) is StorageError
+    assert len(late) == 1
+    assert disk.list("d") == []
+
+
+def test_a_link_that_cannot_be_withdrawn_is_unknown(disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        del missing_ok
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    link_fails(monkeypatch, after=lambda _: monkeypatch.setattr(Path, "unlink", failing), code=errno.ETIMEDOUT)
+    with pytest.raises(PublishUnknown, match="Nobody can say whether"):
+        disk.create("d/f", b"mine")
+
+
+def test_a_name_that_was_taken_and_is_gone_again_is_no_conflict(
+    disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been created by this link, whose first reply was lost."""
+    link_fails(monkeypatch, after=lambda _: None, code=errno.EEXIST)
+    with pytest.raises(PublishUnknown, match="gone again"):
+        disk.create("d/f", b"mine")
 
 
 def test_create_whose_directory_cannot_be_synced_is_unknown(
