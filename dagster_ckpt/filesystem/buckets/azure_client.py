@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cache, partial
@@ -254,8 +255,10 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
 def client_of(process: int, options: str) -> AsyncFileSystem:
     """The client of a process for these options: it reuses connections and tokens."""
     del process
+    # Without being told, adlfs 2025.8 looks for no credentials.
+    anonymous = {} if os.environ.get("AZURE_STORAGE_ANON") else {"anon": False}
     return AzureClient(
-        **json.loads(options),
+        **{**anonymous, **json.loads(options)},
         use_listings_cache=False,
         skip_instance_cache=True,
         # One request at a time per blob; several blobs are requested side by side.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import sys
+from typing import Any
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
 from dagster_ckpt.filesystem import AzureBlobFileSystem, open_filesystem
-from dagster_ckpt.filesystem.buckets import is_entrusted
+from dagster_ckpt.filesystem.buckets import azure_client, is_entrusted
 
 KEY = "c2VjcmV0LW9mLW1pbmU="
 
@@ -120,6 +123,19 @@ def test_two_accounts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageUnusable, match="'mine' and 'other'") as raised:
         storage.probe()
     assert "AZURE_STORAGE_" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "expected"),
+    [({}, "", False), ({"anon": True}, "", True), ({}, "true", None), ({"anon": False}, "true", False)],
+)
+def test_credentials_are_looked_for_whatever_the_release_of_adlfs_does_by_default(
+    options: dict[str, bool], variable: str, expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ANON", variable)
+    monkeypatch.setattr(azure_client, "AzureClient", dict)
+    asked: Any = azure_client.client_of.__wrapped__(os.getpid(), json.dumps({"account_name": "mine", **options}))
+    assert asked.get("anon") is expected
 
 
 def test_no_account_is_refused() -> None:
