@@ -11,6 +11,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -257,8 +258,21 @@ class PosixFileSystem(FileSystem):
             if directory.exists():
                 raise
             raise FileNotFoundError(str(error)) from error  # removed between two steps of mkdir
+        root_was_there = known.is_relative_to(self._root)
         for current in (directory, *directory.parents):
-            make_durable(current.parent)
+            try:
+                make_durable(current.parent)
+            except PermissionError as error:
+                # Who made the root also gave it its name, in a directory that this user may only pass through.
+                if current == self._root and root_was_there:
+                    break
+                with contextlib.suppress(OSError):  # or the next run takes the directory for one that was there
+                    for made in takewhile(lambda path: path != known, (directory, *directory.parents)):
+                        made.rmdir()
+                raise StorageError(
+                    f"A power cut could take {current} away: {current.parent} may not be opened to make it durable.",
+                    hint=f"Let this user read {current.parent}, or make {current} yourself; then launch the run again.",
+                ) from error
             # Sync up to the root's own name, and further where the root's ancestors are new as well.
             if self._root.is_relative_to(current) and known.is_relative_to(current.parent):
                 break

@@ -118,6 +118,18 @@ def read_only(root: Path) -> None:
             print(f"{type(error).__name__}: {error}".replace("\n", " "))
 
 
+def probe_as_another_user(root: Path) -> None:
+    """Print what comes of a probe."""
+    storage = PosixFileSystem(root)
+    _leave_root()
+    try:
+        storage.probe()
+    except StorageError as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "))
+    else:
+        print("well")
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["race", directory, count, times]:
@@ -129,5 +141,7 @@ if __name__ == "__main__":
             limited_file_size(Path(directory))
         case ["list", directory]:
             list_as_another_user(Path(directory))
+        case ["probe", directory]:
+            probe_as_another_user(Path(directory))
         case ["read-only", directory]:
             read_only(Path(directory))

@@ -286,6 +286,25 @@ def test_a_directory_that_may_not_be_written() -> None:
         assert list(Path(directory).iterdir()) == []
 
 
+def test_a_directory_below_one_that_may_only_be_passed_through() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        scratch = Path(directory, "scratch")
+        mine = scratch / "mine"
+        mine.mkdir(parents=True)
+        mine.chmod(0o777)
+        scratch.chmod(0o333)
+        assert run_process("probe", str(mine)) == ["well"]
+        assert run_process("probe", str(mine / "below")) == ["well"]
+        for _ in range(2):  # what the first one made is no reason for the second one to trust it
+            [refused] = run_process("probe", str(scratch / "new"))
+            assert f"{scratch} may not be opened" in refused
+        [refused] = run_process("probe", str(scratch / "new" / "below"))
+        assert f"{scratch} may not be opened" in refused
+        assert [path.name for path in scratch.iterdir()] == ["mine"]
+        scratch.chmod(0o755)
+
+
 def test_a_link_that_may_not_be_followed_hides_nothing() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root, closed = Path(directory, "root"), Path(directory, "closed")
