@@ -141,9 +141,9 @@ _REASONS = (
 class S3FileSystem(VersionedBucket):
     """Objects of a bucket of Amazon S3 below one prefix.
 
-    A service that speaks S3's protocol works if it honours ``If-None-Match: *`` for single requests and for uploads in
-    parts; a job checks this when it starts. The bucket compares every upload with its CRC32, unless the user's
-    ``config_kwargs`` switch that off.
+    A service that speaks S3's protocol works if it honours ``If-None-Match: *`` for single requests, which a job checks
+    when it starts, and accepts it for uploads in parts, which are not tried before the first large file. The bucket
+    compares every upload with its CRC32, unless the user's ``config_kwargs`` switch that off.
 
     An interrupted upload in parts is aborted. If the process cannot abort it, because the process was killed or has no
     connection, the parts are invisible and are paid for until a lifecycle rule of the bucket removes them.
