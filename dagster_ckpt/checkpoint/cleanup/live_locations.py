@@ -24,8 +24,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_FETCHED = ".fetched"
 #: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``; or that of a standby.
-_START = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage|\.fetched)?")
+_START = re.compile(rf"(\d{{6,}})-[0-9a-f]{{8}}(?:\.salvage|{re.escape(_FETCHED)})?")
 
 
 def epoch_of_start(name: str) -> int | None:
@@ -81,32 +82,45 @@ def _dead(catalog: CheckpointCatalog, epoch: int) -> list[tuple[str, str]]:
     return found
 
 
-def forget_live_locations(working_directory: Path, filesystem: FileSystem, job_name: str, epoch: int) -> None:
-    """Delete what starts before ``epoch``, which has a complete checkpoint, have left; what stays harms nobody.
+def forget_live_locations(
+    working_directory: Path, filesystem: FileSystem, job_name: str, epoch: int, choice: int | None = None
+) -> None:
+    """Delete what starts before ``epoch`` have left and no start will use; what stays harms nobody.
 
     A start that was declared dead and still runs loses its live location with it, and so ends.
+
+    Args:
+        working_directory: of the job.
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+        epoch: of the start that deletes.
+        choice: the epoch of the newest choice, whose live location may be salvaged; ``None`` once ``epoch`` has a
+            complete checkpoint. Until then, what standbys have fetched is kept, too: the start may use it.
     """
 
-    def is_old(name: str) -> bool:
+    def is_useless(name: str) -> bool:
         start = epoch_of_start(name)
-        return start is not None and start < epoch
+        if start is None or start >= epoch:
+            return False
+        return choice is None or (start != choice and not name.endswith(_FETCHED))
 
     try:
-        remove_entries(working_directory, is_old)
+        remove_entries(working_directory, is_useless)
     except OSError as error:
         _log.info("Old live locations in %s are still there: %s", working_directory, error)
     if filesystem.copies is not None:
         # A location has as many objects as state stores have files: the query's checkpoints do not wait for that.
-        arguments = (filesystem, job_name, epoch)
+        arguments = (filesystem, job_name, epoch, choice)
         threading.Thread(target=forget_stored, args=arguments, name="dagster-ckpt-forget", daemon=True).start()
 
 
-def forget_stored(filesystem: FileSystem, job_name: str, epoch: int) -> None:
+def forget_stored(filesystem: FileSystem, job_name: str, epoch: int, choice: int | None = None) -> None:
     """The part of :func:`forget_live_locations` that concerns the storage, and takes a while."""
     if (store := filesystem.copies) is None:
         return
     try:
         for directory in stored_before(filesystem, job_name, epoch):
-            store.remove_below(directory)
+            if choice is None or epoch_of_start(directory.rpartition("/")[2]) != choice:
+                store.remove_below(directory)
     except OSError as error:
         _log.info("Old live locations in %s are still there, until a later start: %s", filesystem.url, error)

@@ -93,7 +93,7 @@ class LocalLive(LiveLocation):
         return []
 
     def abandon(self) -> None:
-        """Keep the files for inspection, until a later start completes a checkpoint."""
+        """Keep the files for inspection, until a later start."""
 
     def remove(self) -> None:
         shutil.rmtree(self.path.parent, ignore_errors=True)

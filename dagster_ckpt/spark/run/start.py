@@ -90,12 +90,9 @@ class Start:
         why: str,
     ) -> None:
         self._code, self._why = code, why
-        self._job = job
-        self._claim = claim
-        self._spark = spark
-        self._clock = clock
-        self._emit = emit
-        self._tracer = tracer
+        self._job, self._claim = job, claim
+        self._spark, self._clock = spark, clock
+        self._emit, self._tracer = emit, tracer
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
         self._live, self._why_there = choose_live(job, spark, self._directory)
@@ -203,6 +200,8 @@ class Start:
         """Choose what to resume from, and tell what is left to do. A checkpoint of the job itself is unpacked."""
         recorded = previous_choice(self._catalog, request)
         previous = None if recorded is None else recorded[1]
+        if recorded is not None:  # starts that were killed, one after the other, must not fill the disk
+            self._forget_other_starts(recorded[0])
         pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:
@@ -395,6 +394,7 @@ class Start:
             tell=self._emit,
         )
 
-    def _forget_other_starts(self) -> None:
-        """Delete the live locations of earlier starts, which are useless after a first checkpoint of this start."""
-        forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)
+    def _forget_other_starts(self, choice: int | None = None) -> None:
+        """Delete live locations of earlier starts: all after a first checkpoint, before it those that nobody reads."""
+        where = self._job.working_directory, self._job.filesystem, self._job.name
+        forget_live_locations(*where, self._claim.epoch, choice)

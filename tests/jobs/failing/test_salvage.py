@@ -185,6 +185,20 @@ def test_old_live_locations_go_after_the_first_checkpoint(bench: Bench) -> None:
     assert not list(bench.working.iterdir())
 
 
+def test_starts_without_a_checkpoint_of_their_own_do_not_fill_the_disk(bench: Bench) -> None:
+    """Each start has a whole copy of the state. What the start before has left stays: it is salvaged from."""
+    bench.tick(1)
+    bench.run_and_cancel(1)
+    (bench.working / "000001-0badcafe" / "checkpoint").mkdir(parents=True)  # of one that was killed while it restored
+    starts = []
+    for _ in range(2):
+        bench.run_and_cancel(1)
+        starts.append(bench.live().parent)
+    assert sorted(bench.working.iterdir()) == starts[-2:]
+    bench.tick(1)
+    bench.assert_exact()
+
+
 def test_the_working_directory_may_hold_other_things(bench: Bench) -> None:
     (bench.working / "mine").mkdir(parents=True)
     (bench.working / "mine" / "notes.txt").write_text("keep", encoding="utf-8")

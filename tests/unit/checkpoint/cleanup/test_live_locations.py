@@ -67,12 +67,24 @@ def test_what_earlier_starts_have_left_is_forgotten_on_disk_and_in_the_bucket(tm
         (tmp_path / name).mkdir()
         bucket.create(f"{JOB}/taskowned/{name}/offsets/0", b"v1")
     forget_live_locations(tmp_path, bucket, JOB, 3)
-    for thread in threading.enumerate():
-        if thread.name == "dagster-ckpt-forget":
-            thread.join()
+    _join()
     left = ["000003-00000000", "notes"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == left
     assert sorted(entry.name for entry in bucket.list(f"{JOB}/taskowned")) == left
+
+
+def test_before_a_start_has_a_checkpoint_what_it_may_go_on_from_is_kept(tmp_path: Path) -> None:
+    """A salvage reads the live location of the newest choice, and the start takes what its standby has fetched."""
+    bucket = CopyingMemory()
+    starts = [f"{epoch:06}-00000000" for epoch in range(1, 6)]
+    for name in (*starts, "000001-00000000.salvage", "000001-11111111.fetched", "notes"):
+        (tmp_path / name).mkdir()
+        bucket.create(f"{JOB}/taskowned/{name}/offsets/0", b"v1")
+    forget_live_locations(tmp_path, bucket, JOB, 4, 2)
+    _join()
+    kept = [starts[1], starts[3], starts[4], "notes"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["000001-11111111.fetched", *kept]
+    assert sorted(entry.name for entry in bucket.list(f"{JOB}/taskowned")) == kept
 
 
 def test_without_copies_nothing_in_the_storage_is_forgotten(memory: MemoryFileSystem, tmp_path: Path) -> None:
@@ -91,3 +103,9 @@ def test_a_storage_that_does_not_let_go_harms_nobody(tmp_path: Path) -> None:
     bucket.create(f"{JOB}/taskowned/000001-00000000/offsets/0", b"v1")
     forget_stored(bucket, JOB, 3)
     forget_live_locations(tmp_path / "gone", bucket, JOB, 3)
+
+
+def _join() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "dagster-ckpt-forget":
+            thread.join()
