@@ -46,8 +46,26 @@ class Standbys:
         return found
 
     def read(self, run_id: str) -> Heartbeat | None:
-        """The sign of one standby; ``None`` before its first, and after its last."""
-        return self._file(run_id).read()
+        """The sign of one standby; ``None`` before its first, and after its last, and for one that cannot be read.
+
+        A standby that lives replaces a damaged sign with its next one.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        with contextlib.suppress(CorruptCheckpoint):
+            return self._file(run_id).read()
+        return None
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a sign of one standby, even one that cannot be read.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        with contextlib.suppress(CorruptCheckpoint):
+            return self._file(run_id).read() is not None
+        return True
 
     def why_dead(self, sign: Heartbeat, clock: Clock, asked: float) -> str | None:
         """Why a standby is dead, ``None`` while it may live; for whoever looks again and again.
@@ -114,7 +132,7 @@ class StandbySign:
         Raises:
             StorageError: the storage failed.
         """
-        return self._last is not None and self._standbys.read(self._run_id) is None
+        return self._last is not None and not self._standbys.has(self._run_id)
 
     def remove(self) -> None:
         """Remove the sign, if the storage lets it be removed; a sign that is left over dies with its process."""

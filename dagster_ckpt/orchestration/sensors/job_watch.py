@@ -33,6 +33,7 @@ from dagster_ckpt.orchestration.health import evaluation, goes_past_damage, refu
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config, with_resources_of
+from dagster_ckpt.orchestration.sensors.run_records import since
 from dagster_ckpt.orchestration.upgrades import is_to_return, returning, try_to_return
 from dagster_ckpt.resume import (
     AskToCancel,
@@ -361,17 +362,14 @@ class JobWatch:
 
 
 def _run_facts(record: dg.RunRecord) -> RunFacts:
-    run = record.dagster_run
+    run, known_since = record.dagster_run, since(record)
     series = run.tags.get(names.SERIES_TAG)
-    since = record.end_time or record.start_time or record.create_timestamp.timestamp()
-    if run.status is dg.DagsterRunStatus.STARTING:  # it may have waited in Dagster's queue for long
-        since = record.update_timestamp.timestamp()
     if names.STANDBY_OF_TAG in run.tags and names.DETECTED_AT_TAG in run.tags:
-        since = max(since, seconds_of(run.tags[names.DETECTED_AT_TAG]))  # before, it was no run of the job
+        known_since = max(known_since, seconds_of(run.tags[names.DETECTED_AT_TAG]))  # before, it was no run of the job
     return RunFacts(
         run_id=run.run_id,
         status=run.status.value,
-        since=since,
+        since=known_since,
         is_resume=names.is_resume(run.tags),
         series=None if series is None else int(series),
         parent=run.tags.get(names.PARENT_RUN_TAG),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import sqlalchemy
 from click.testing import CliRunner
 
 from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions
@@ -58,6 +59,11 @@ class Bench:
         self._add(run, "orders_job", Status.STARTED, {names.JOB_TAG: "orders", "team": "sales"})
         self.job.beat(claim, alive=True, completed=newest if completed else None)
         return claim
+
+    def beat_on(self, claim: Claim, ahead: float) -> None:
+        """The run lives ``ahead`` seconds from now, too, with the checkpoint that it has."""
+        (newest,) = self.job.catalog.completed(claim.run_id.replace("-", ""))[0]
+        self.job.beat(claim, alive=True, ago=-ahead, completed=newest)
 
     def launched(self, request: dg.RunRequest, status: dg.DagsterRunStatus = Status.STARTED) -> str:
         """Dagster has launched what was requested."""
@@ -154,8 +160,7 @@ def test_a_dead_standby_is_marked_and_replaced_after_a_pause(bench: Bench, pass_
     left = run_id()
     bench.sign(left, alive=False)  # Dagster has noticed the end of this one by itself
     pass_time(31)
-    (newest,) = bench.job.catalog.completed(claim.run_id.replace("-", ""))[0]
-    bench.job.beat(claim, alive=True, ago=-31, completed=newest)
+    bench.beat_on(claim, 31)
     (another,) = bench.tick()
     assert another.run_key != request.run_key
     assert bench.standbys.read(left) is None
@@ -175,8 +180,7 @@ def test_the_standby_after_one_that_died_in_its_rehearsal_does_not_rehearse(
     bench.sign(dead, alive=False)
     bench.tick()
     pass_time(31)
-    (newest,) = bench.job.catalog.completed(claim.run_id.replace("-", ""))[0]
-    bench.job.beat(claim, alive=True, ago=-31, completed=newest)
+    bench.beat_on(claim, 31)
     (another,) = bench.tick()
     assert another.tags.get(names.REHEARSAL_TAG) == tag
 
@@ -264,6 +268,177 @@ def test_a_tick_that_reads_the_claim_before_the_takeover_marks_nobody(bench: Ben
     said = JobWatch(bench.instance, make_asset(standby=True), bench.job.catalog, later, None).step()
     assert said == f"run {standby} is starting"
     assert bench.status(standby) is Status.STARTED
+
+
+def _tagged(bench: Bench, standby: str) -> None:
+    bench.instance.add_run_tags(standby, {names.JOB_TAG: "orders"})
+
+
+@pytest.mark.parametrize("tag", [_tagged, lambda *_: None], ids=["Dagster knows", "Dagster could not be told"])
+@pytest.mark.parametrize("in_the_tick", [False, True])
+def test_the_run_that_has_taken_the_job_over_is_never_marked_as_a_dead_standby(
+    bench: Bench, pass_time: Callable[[float], None], tag: Callable[[Bench, str], None], *, in_the_tick: bool
+) -> None:
+    old = bench.run()
+    (request,) = bench.tick()
+    standby = bench.launched(request)
+    bench.sign(standby)
+    pass_time(700)
+    bench.beat_on(old, 700)
+    assert bench.tick() == []
+
+    def take_over() -> None:
+        claim = bench.job.claim(standby, series=old.series)
+        (newest,) = bench.job.catalog.completed(old.run_id.replace("-", ""))[0]
+        bench.job.choose(claim, newest)
+        bench.job.beat(claim, alive=True, ago=-700, completed=newest)
+        tag(bench, standby)
+        bench.standbys.remove(standby)
+
+    get_runs, asked = bench.instance.get_runs, list[dg.RunsFilter]()
+
+    def answer_and_take_over(filters: dg.RunsFilter, *args: object) -> object:
+        answer = get_runs(filters, *args)
+        if names.STANDBY_OF_TAG in (filters.tags or {}) and not asked:
+            asked.append(filters)
+            take_over()
+        return answer
+
+    if in_the_tick:
+        bench.instance.get_runs = answer_and_take_over  # type: ignore[method-assign, assignment]
+    else:
+        take_over()
+    bench.tick()
+    assert bool(asked) == in_the_tick
+    pass_time(100)
+    bench.tick()
+    assert bench.status(standby) is Status.STARTED
+
+
+def test_a_standby_that_has_taken_its_sign_away_has_time_to_end(
+    bench: Bench, pass_time: Callable[[float], None]
+) -> None:
+    claim = bench.run()
+    (request,) = bench.tick()
+    standby = bench.launched(request)
+    bench.sign(standby)
+    pass_time(700)
+    bench.beat_on(claim, 700)
+    bench.sign(standby)
+    bench.tick()
+    bench.standbys.remove(standby)
+    bench.tick()
+    pass_time(59)
+    bench.beat_on(claim, 759)
+    bench.tick()
+    assert bench.status(standby) is Status.STARTED
+    pass_time(2)
+    bench.tick()
+    assert bench.status(standby) is Status.FAILURE, "it hangs"
+
+
+def _damage(bench: Bench) -> None:
+    (sign,) = bench.job.root.rglob("standbys/*")
+    sign.write_bytes(b"")
+
+
+def test_a_damaged_sign_of_a_dead_standby_holds_up_no_resume(bench: Bench) -> None:
+    claim = bench.run()
+    (request,) = bench.tick()
+    standby = bench.launched(request)
+    bench.sign(standby, alive=False)
+    _damage(bench)
+    bench.job.beat(claim, alive=False)
+    (resumes,) = bench.tick()
+    assert resumes.tags[names.RESUMES_TAG] == claim.run_id
+
+
+def test_a_damaged_sign_of_a_standby_is_as_none(bench: Bench, pass_time: Callable[[float], None]) -> None:
+    claim = bench.run()
+    (request,) = bench.tick()
+    standby = bench.launched(request)
+    bench.sign(standby)
+    _damage(bench)
+    bench.tick()
+    assert bench.status(standby) is Status.STARTED
+    assert "could not be looked at" not in bench.said
+    pass_time(700)
+    bench.beat_on(claim, 700)
+    bench.tick()
+    assert bench.status(standby) is Status.FAILURE
+    assert not list(bench.job.root.rglob("standbys/*"))
+
+
+def test_a_standby_that_has_queued_for_long_has_its_time_to_warm_up(
+    bench: Bench, pass_time: Callable[[float], None]
+) -> None:
+    claim = bench.run()
+    (request,) = bench.tick()
+    standby = run_id()
+    tags = {**request.tags, names.RUN_KEY_TAG: request.run_key or ""}
+    job = bench.definitions.resolve_job_def(request.job_name or "")
+    bench.instance.create_run_for_job(job, run_id=standby, status=Status.NOT_STARTED, tags=tags)
+    with bench.instance.run_storage.connect() as storage:  # it was created long ago
+        storage.execute(sqlalchemy.text("UPDATE runs SET create_timestamp = '2020-01-01 00:00:00'"))
+    bench.tick()
+    event = dg.DagsterEvent(dg.DagsterEventType.RUN_STARTING.value, request.job_name or "", message="of the test")
+    bench.instance.report_dagster_event(event, standby)
+    pass_time(61)
+    bench.beat_on(claim, 61)
+    bench.tick()
+    assert bench.status(standby) is Status.STARTING
+    pass_time(600)
+    bench.beat_on(claim, 661)
+    bench.tick()
+    assert bench.status(standby) is Status.FAILURE
+
+
+def _fail(bench: Bench, request: dg.RunRequest, *, after: float = 0) -> None:
+    """The standby is launched, and fails now, ``after`` seconds."""
+    run = bench.instance.get_run_by_id(bench.launched(request))
+    assert run is not None
+    bench.instance.report_run_failed(run)
+    now = SystemClock().time()
+    with bench.instance.run_storage.connect() as storage:
+        moments = {"run": run.run_id, "began": now - after, "ended": now}
+        storage.execute(
+            sqlalchemy.text("UPDATE runs SET start_time = :began, end_time = :ended WHERE run_id = :run"), moments
+        )
+
+
+def test_standbys_that_fail_one_after_the_other_are_launched_ever_more_seldom(
+    bench: Bench, pass_time: Callable[[float], None]
+) -> None:
+    claim, now, keys = bench.run(), 0.0, set()
+
+    def tick_after(seconds: float) -> list[dg.RunRequest]:
+        nonlocal now
+        pass_time(seconds)
+        now += seconds
+        bench.beat_on(claim, now)
+        return bench.tick()
+
+    (request,) = tick_after(0)
+    for pause in (30, 60, 120, 240, 480, 960, 1800, 1800):
+        keys.add(request.run_key)
+        _fail(bench, request)
+        assert tick_after(pause - 5) == []
+        (request,) = tick_after(6)
+    assert len(keys) == 8
+    _fail(bench, request, after=3600)
+    assert len(tick_after(31)) == 1, "it has lived for long"
+
+
+def test_a_standby_that_is_canceled_after_one_that_failed_is_not_asked_for_again(
+    bench: Bench, pass_time: Callable[[float], None]
+) -> None:
+    claim = bench.run()
+    _fail(bench, *bench.tick())
+    pass_time(31)
+    bench.beat_on(claim, 31)
+    (request,) = bench.tick()
+    bench.launched(request, Status.CANCELED)
+    assert bench.tick() == []
 
 
 def test_a_standby_and_a_pool_are_refused() -> None:
