@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from dagster_ckpt.checkpoint import ProcessIdentity, mark_children
 from dagster_ckpt.config import StateBackend
@@ -67,8 +70,9 @@ class WarmSession:
         """The session is in use from now on."""
         if self._score is not None:
             _replace_score("self", self._score)
-            if self._jvm is not None:
-                _replace_score(str(self._jvm.pid), self._score)
+            # Python's workers, which a rehearsal has started, are children of the JVM and have its score.
+            for pid in [] if self._jvm is None else _with_descendants(self._jvm.pid):
+                _replace_score(str(pid), self._score)
 
     def _warm(self) -> None:
         try:
@@ -79,6 +83,14 @@ class WarmSession:
                 _run_stream(streaming_session(spark, None, self._backend))
         except Exception as error:
             self._error = error
+
+
+def _with_descendants(pid: int) -> Iterator[int]:
+    """A process and what it has started, each after its parent, so that what is started meanwhile inherits anew."""
+    yield pid
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            yield from _with_descendants(child.pid)
 
 
 def _run_stream(session: SparkSession) -> None:
