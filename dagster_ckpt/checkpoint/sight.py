@@ -78,19 +78,20 @@ class Sight:
         return {kind for kind, record in read.items() if record is not None}
 
 
-def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | None:
+def look(records: JobRecords, clock: Clock, before: Sight | None, turn: float = _TICK) -> Sight | None:
     """Look at a job; ``None`` for a job that has never been started.
 
     Args:
         records: of the job.
         clock: of this host.
         before: what the last look has shown, ``None`` for a first look.
+        turn: seconds between two looks of the caller.
 
     Raises:
         CorruptCheckpoint: a record cannot be read.
         StorageError: the storage failed.
     """
-    if before is not None and _rests(before, records, clock):
+    if before is not None and _rests(before, records, clock, turn):
         return before
     if before is not None and before.dead is None and before.choice is not None:
         before = _still_newest(before, records, clock)
@@ -147,19 +148,19 @@ def _is_of(heartbeat: Heartbeat, claim: Claim) -> bool:
     return (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
 
 
-def _rests(before: Sight, records: JobRecords, clock: Clock) -> bool:
+def _rests(before: Sight, records: JobRecords, clock: Clock, turn: float) -> bool:
     """Whether the storage need not be asked yet: the run was seen to live within the time between two beats."""
     heartbeat = before.heartbeat
     if heartbeat is None or heartbeat.stopped or before.dead is not None or before.choice is None:
         return False
-    if not _is_of(heartbeat, before.claim) or clock.monotonic() - before.asked >= _rest(heartbeat, records):
+    if not _is_of(heartbeat, before.claim) or clock.monotonic() - before.asked >= _rest(heartbeat, records, turn):
         return False
     return records.heartbeat.judge(heartbeat, before.claim, before.end, clock, before.asked)[0] is None
 
 
-def _rest(heartbeat: Heartbeat, records: JobRecords) -> float:
+def _rest(heartbeat: Heartbeat, records: JobRecords, turn: float) -> float:
     rest = heartbeat.lease.look(0.0, records.filesystem)
-    return rest if rest > _TICK else 0.0
+    return rest if rest > turn else 0.0
 
 
 def _anew_at(claim: Claim, clock: Clock, heartbeat: Heartbeat | None) -> float:

@@ -127,11 +127,10 @@ def _run(
     context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset, report_interval: float
 ) -> RunResult | None:
     """Run the query until it ends; ``None`` when a standby has not taken the job over."""
-    clock = SystemClock()
     storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     catalog = storage.catalog(asset.name)
     tell_of_others(context, asset)
-    events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, clock)
+    events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, SystemClock())
     if names.stands_by(context.run.tags):
         result = _after_standing_by(context, asset, catalog, events, report_interval)
     else:
@@ -140,7 +139,7 @@ def _run(
             result = _drive(context, asset, catalog, events, report_interval)
         except CheckpointError as error:
             if isinstance(error, JobAlreadyRunning) and not is_resumed:
-                give_way(context, error, clock)
+                give_way(context, error, SystemClock())
             events.ended(error, context.run.run_id, is_resumed=is_resumed)
             raise
     if result is not None and result.status is JobStatus.CANCELED:
@@ -224,6 +223,8 @@ def _drive(
 
     def on_turn() -> None:
         own_run.look()
+        if waiting is not None:
+            waiting.settle()
         events.tick()
         reporter.tick()
         health.tick()
@@ -237,8 +238,7 @@ def _drive(
         with requests.to_the_end():
             return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
-    if waiting is not None:
-        job = replace(job, ahead=waiting.ahead)
+    job = replace(job, ahead=None if waiting is None else waiting.ahead)
     earlier = _earlier(context, clock) if takeover is None else takeover.earlier
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:

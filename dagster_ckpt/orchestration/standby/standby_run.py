@@ -33,6 +33,10 @@ __all__ = ["StandbyRun", "Takeover"]
 #: Seconds between two looks at a job that runs; and, at most, at a job that is resumed later, for which each look asks
 #: Dagster, and the next one comes somewhat later.
 _TURN, _LONGEST_TURN, _LATER = 0.2, 1.0, 1.1
+#: Seconds for which a standby goes on though each look fails, and not because of the storage: of Dagster's database.
+_PATIENCE = 600.0
+#: Seconds between two tries to tell Dagster that the run has taken the job over.
+_TELL_AGAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class StandbyRun:
         asset: of the job.
         catalog: the job's checkpoints.
         clock: of this host.
-        on_turn: called between two looks; an exception of it ends the run.
+        on_turn: called between two looks; an interrupt that it raises ends the run.
         job: makes the job that the run will drive.
     """
 
@@ -79,14 +83,16 @@ class StandbyRun:
         self._sign = StandbySign(Standbys(catalog.filesystem, asset.name), self._run_id, Lease.of(asset.config), clock)
         #: Has the newest checkpoint on this machine; ``None`` where a start reads the storage as fast.
         self.ahead = self._fetched_ahead()
+        self._session = self._to_session()
         self._warm: WarmSession | None = None
         self._rehearsing = Rehearsing(context, asset, catalog, lambda: replace(job(), ahead=self.ahead))
         self._is_told = False
         self._sight: Sight | None = None
         self._beside = ""
         self._request: dg.RunRequest | None = None
-        self._troubled = ""
+        self._troubled, self._troubled_at = "", 0.0
         self._pause = _TURN
+        self._tell_at = 0.0
         #: Whether this run has claimed the job.
         self.has_claimed = False
 
@@ -122,13 +128,27 @@ class StandbyRun:
             self.ahead.remove()
 
     def claimed(self) -> None:
-        """This run has claimed the job: from now on Dagster knows the run as a run of the job."""
+        """This run has claimed the job."""
         self.has_claimed = True
         if self._warm is not None:
             self._warm.take()
-        self._sign.remove()
-        if self._request is not None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Have Dagster know the run as a run of the job, as soon as Dagster hears it. Until then the sign stays.
+
+        The job goes on whether or not Dagster's database answers.
+        """
+        if not self.has_claimed or self._request is None or self._clock.monotonic() < self._tell_at:
+            return
+        try:
             self._context.instance.add_run_tags(self._run_id, self._request.tags)
+        except Exception as error:  # whatever Dagster's storage raises
+            self._tell_at = self._clock.monotonic() + _TELL_AGAIN
+            self._warn(f"Dagster cannot be told now that the standby has taken the job over: {redacted(str(error))}")
+            return
+        self._request = None
+        self._sign.remove()
 
     def waits_on(self, reason: str) -> bool:
         """Whether another run drives the job by now, beside which this one goes on waiting.
@@ -145,30 +165,47 @@ class StandbyRun:
 
     def _turn(self) -> Takeover | str | None:
         """One look: the takeover that is due, the reason for which the standby ends, or ``None``."""
-        self._on_turn()
+        is_warm = self._warm is not None and self._warm.is_warm()
         try:
-            found = self._look()
+            self._on_turn()
+            found = self._look(is_warm=is_warm)
         except (StorageError, OSError) as error:  # the job's run is as well off
-            if self._troubled != (said := redacted(str(error))):
-                self._context.log.warning(f"The records of the job cannot be read now: {said}")
-            self._troubled = said
+            self._warn(f"The records of the job cannot be read now: {redacted(str(error))}")
             return None
-        self._troubled = ""
+        except Exception as error:  # whatever Dagster's storage raises
+            now = self._clock.monotonic()
+            self._troubled_at = self._troubled_at or now
+            if now - self._troubled_at > _PATIENCE:
+                raise
+            self._warn(f"The standby cannot look after the job now: {redacted(str(error))}")
+            return None
+        self._troubled, self._troubled_at = "", 0.0
         return found
 
-    def _look(self) -> Takeover | str | None:
-        sight = self._sight = look(self._catalog.records, self._clock, self._sight)
+    def _warn(self, trouble: str) -> None:
+        """Warn once, as long as the same trouble lasts."""
+        if self._troubled != trouble:
+            self._context.log.warning(trouble)
+        self._troubled = trouble
+
+    def _look(self, *, is_warm: bool) -> Takeover | str | None:
+        sight = self._sight = look(self._catalog.records, self._clock, self._sight, _TURN)
         if sight is None:
             return "the job has no records"
         if sight.is_over and sight.end is not None:
             return f"the job has ended {sight.end.status}"
         if sight.claim.run_id != self._beside:
-            self._beside = sight.claim.run_id
-            run = self._context.instance.get_run_by_id(self._beside)
+            run = self._context.instance.get_run_by_id(sight.claim.run_id)
             if run is not None and not self._has_config(continuing(run, self._asset.op_name)):
-                return f"run {self._beside} of the job has another configuration"
-        if not self._is_warm():
+                return f"run {sight.claim.run_id} of the job has another configuration"
+            self._beside = sight.claim.run_id
+        if not is_warm:
+            if self._warm is None:
+                self._warm = WarmSession(self._session, self._asset.state_backend)
             return None if sight.dead is None else "the job's run has died before the standby was warm"
+        if not self._is_told:
+            self._is_told = True
+            self._context.log.info(f"The standby is warm, and watches run {self._beside} of job {self._asset.name}.")
         if not self._sign.beat(sight.claim.epoch):
             return "it is not wanted any more"
         if nothing_to_do(sight, None) is not None:
@@ -193,15 +230,7 @@ class StandbyRun:
             return
         self.ahead.fetch(sight.heartbeat.completed.checkpoint, sight.claim.epoch)
 
-    def _is_warm(self) -> bool:
-        if self._warm is None:
-            self._warm = WarmSession(self._session(), self._asset.state_backend)
-        if self._warm.is_warm() and not self._is_told:
-            self._is_told = True
-            self._context.log.info(f"The standby is warm, and watches run {self._beside} of job {self._asset.name}.")
-        return self._is_told
-
-    def _session(self) -> Callable[[], Any]:
+    def _to_session(self) -> Callable[[], Any]:
         spark, asset = getattr(self._context.resources, self._asset.spark_key), self._asset
         if isinstance(spark, SparkSubmitResource):
             raise InvalidConfiguration(

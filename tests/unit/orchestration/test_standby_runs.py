@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -297,7 +298,7 @@ def test_the_run_that_has_taken_the_job_over_is_never_marked_as_a_dead_standby(
 
     get_runs, asked = bench.instance.get_runs, list[dg.RunsFilter]()
 
-    def answer_and_take_over(filters: dg.RunsFilter, *args: object) -> object:
+    def answer_and_take_over(filters: dg.RunsFilter, *args: Any) -> object:
         answer = get_runs(filters, *args)
         if names.STANDBY_OF_TAG in (filters.tags or {}) and not asked:
             asked.append(filters)
@@ -378,7 +379,7 @@ def test_a_standby_that_has_queued_for_long_has_its_time_to_warm_up(
     tags = {**request.tags, names.RUN_KEY_TAG: request.run_key or ""}
     job = bench.definitions.resolve_job_def(request.job_name or "")
     bench.instance.create_run_for_job(job, run_id=standby, status=Status.NOT_STARTED, tags=tags)
-    with bench.instance.run_storage.connect() as storage:  # it was created long ago
+    with cast("Any", bench.instance.run_storage).connect() as storage:  # it was created long ago
         storage.execute(sqlalchemy.text("UPDATE runs SET create_timestamp = '2020-01-01 00:00:00'"))
     bench.tick()
     event = dg.DagsterEvent(dg.DagsterEventType.RUN_STARTING.value, request.job_name or "", message="of the test")
@@ -399,7 +400,7 @@ def _fail(bench: Bench, request: dg.RunRequest, *, after: float = 0) -> None:
     assert run is not None
     bench.instance.report_run_failed(run)
     now = SystemClock().time()
-    with bench.instance.run_storage.connect() as storage:
+    with cast("Any", bench.instance.run_storage).connect() as storage:
         moments = {"run": run.run_id, "began": now - after, "ended": now}
         storage.execute(
             sqlalchemy.text("UPDATE runs SET start_time = :began, end_time = :ended WHERE run_id = :run"), moments
