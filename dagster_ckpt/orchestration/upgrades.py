@@ -79,7 +79,7 @@ def try_to_return(facts: Facts, claim: Claim) -> int | str:
     if any(run.status != "FAILURE" for run in tried):
         return "the run that was to return was canceled; launch the job to return"
     if tried:
-        decision = restart_after([run.before_its_claim for run in tried], facts.restart, facts.job_name)
+        decision = restart_after([run.before_its_claim for run in reversed(tried)], facts.restart, facts.job_name)
         if not decision.allowed:
             return (
                 f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; "

@@ -376,6 +376,10 @@ def _restart(facts: Facts, claim: Claim) -> Action:
         return _resume(facts, claim, len(failures), f"run {claim.run_id} was interrupted, which is no failure")
     if not failures:
         return Wait("no failure is on record")  # another tick is recording it
+    # A run that records such a failure records its end next, and nobody needs a clock to know which one is its last.
+    own = [failure for failure in failures if failure.run_id == claim.run_id and failure.sequence != DIED]
+    if own and not (last := max(own, key=lambda failure: failure.sequence)).recoverable:
+        return EndJob(JobStatus.FAILED, f"{last.reason} (a restart cannot help)")
     found = Streak.of(failures)
     if found is not None and found.ends_loop(facts.poison_batch_attempts):
         return EndJob(JobStatus.FAILED, f"{found.reason} (batch {found.batch} is poison)", found)

@@ -257,18 +257,17 @@ class Streak:
         )
 
 
-def restart_after(failures: Iterable[Failure], strategy: RestartStrategy, job_name: str) -> RestartDecision:
+def restart_after(failures: Sequence[Failure], strategy: RestartStrategy, job_name: str) -> RestartDecision:
     """Whether and when a job is restarted after the failures of a series, of which there is one at least.
 
     Args:
-        failures: of one series, in any order.
+        failures: of one series, in the order in which they happened: the clocks of their hosts may differ.
         strategy: of the job.
         job_name: of the job, for the jitter of the delay.
     """
-    known = in_order(failures)
-    if (why := beyond_restart(known)) is not None:
-        return RestartDecision(allowed=False, at=known[-1].at, attempt=0, reason=why)
-    return strategy.decide([failure.at for failure in known], key=job_name)
+    if (why := beyond_restart(failures)) is not None:
+        return RestartDecision(allowed=False, at=failures[-1].at, attempt=0, reason=why)
+    return strategy.decide(sorted(failure.at for failure in failures), key=job_name)
 
 
 def beyond_restart(failures: Sequence[Failure]) -> str | None:

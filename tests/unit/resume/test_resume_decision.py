@@ -451,6 +451,21 @@ TABLE: list[tuple[str, Facts, Action]] = [
         EndJob(JobStatus.FAILED, "run holder died (a restart cannot help)"),
     ),
     (
+        "a restart cannot help, and the clock of an earlier run is ahead",
+        facts(end="FAILING", failures=[died(run_id="earlier", at=NOW - 1), died(sequence=2, recoverable=False)]),
+        EndJob(JobStatus.FAILED, "run holder died (a restart cannot help)"),
+    ),
+    (
+        "a restart cannot help, and the run died before it could record its end",
+        facts(holder=run(), failures=[died(sequence=1, at=NOW - 20, recoverable=False), died()]),
+        EndJob(JobStatus.FAILED, "run holder died (a restart cannot help)"),
+    ),
+    (
+        "a start of the run was tried again after an error that has passed since",
+        facts(end="FAILING", failures=[died(sequence=1, at=NOW - 20, recoverable=False), died(sequence=2)]),
+        Resume(2, "orders:token:2", "restart 2 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
         "used up",
         facts(holder=run(), failures=[died(), *(died(run_id=name, at=NOW - 20) for name in "abc")]),
         EndJob(JobStatus.FAILED, "run holder died (all 3 restarts are used up (fixed delay 5 s, 3 attempts))"),

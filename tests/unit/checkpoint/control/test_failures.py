@@ -77,3 +77,13 @@ def test_a_damaged_record_counts_by_its_name(memory: MemoryFileSystem) -> None:
     (failure,) = log.of(1)
     assert (failure.run_id, failure.sequence) == ("run-a", DIED)
     assert restart_after([failure], FixedDelayRestart(1), JOB).allowed
+
+
+def test_the_failure_that_happened_last_decides_whatever_the_clocks_say() -> None:
+    of_a_clock_ahead = Failure("run-a", DIED, 4600.0, None, "run a counts as dead")
+    last = Failure("run-b", 1, 1000.0, None, "rows would be lost", recoverable=False, kind="RestoreWithLoss")
+    decision = restart_after([of_a_clock_ahead, last], FixedDelayRestart(9), JOB)
+    assert (decision.allowed, decision.reason) == (False, "a restart cannot help")
+    assert restart_after([last, of_a_clock_ahead], FixedDelayRestart(9), JOB).at == 4601, (
+        "the delay begins with the later"
+    )
