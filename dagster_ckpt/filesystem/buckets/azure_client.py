@@ -60,10 +60,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _MOST_LOOKS = 600
 
 
-async def _in_time(send: Callable[..., Awaitable[Any]], request: Any, **options: Any) -> Any:
+async def _in_time(transport: Any, send: Callable[..., Awaitable[Any]], request: Any, **options: Any) -> Any:
     """Send one request once; a request that takes too long raises an error after which Azure's library repeats it."""
     try:
         async with asyncio.timeout(transfers.LONGEST_REQUEST):
+            await transport.open()
+            # Where a connection breaks that was used before, aiohttp sends a PUT again, and tells nobody.
+            transport.session._retry_connection = False  # noqa: SLF001
             return await send(request, **options)
     except TimeoutError as error:
         raise ServiceResponseError(f"Not done after {transfers.LONGEST_REQUEST:.0f} seconds", error=error) from error
@@ -84,7 +87,7 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
         super().do_connect()
         # Neither adlfs nor a connected client takes a transport.
         transport = self.service_client._pipeline._transport  # noqa: SLF001
-        transport.send = partial(_in_time, transport.send)
+        transport.send = partial(_in_time, transport, transport.send)
         transport.close = partial(_closed, transport.close)
 
     async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:

@@ -53,7 +53,13 @@ class _UploadGone(OSError):
 
 
 class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes no types
-    """Sends requests, each with a time limit."""
+    """Sends requests, each once and with a time limit."""
+
+    async def _get_session(self, proxy_url: Any) -> Any:
+        session = await super()._get_session(proxy_url)
+        # Where a connection breaks that was used before, aiohttp sends a PUT again, and tells nobody.
+        session._retry_connection = False  # noqa: SLF001
+        return session
 
     async def send(self, request: Any) -> Any:
         try:

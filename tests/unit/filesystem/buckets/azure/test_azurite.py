@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.errors import StorageError
+from dagster_ckpt.errors import PublishUnknown, StorageError
 from dagster_ckpt.filesystem import AzureBlobFileSystem, Entry, Stopped
 from dagster_ckpt.filesystem.buckets.bucket import CHUNK
-from tests.servers.azurite import Azurite, container_of
+from tests.servers.azure_front import Answer, AzureFront, Fault, Reset
+from tests.servers.azurite import Azurite, container_of, options_at
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +45,16 @@ def test_a_stopped_upload_leaves_nothing(
         storage.write("shared/f", large, lambda: next(asked))
     assert azurite.names(container) == set()
     assert storage.list("shared") == []
+
+
+def test_a_refusal_says_nothing_of_a_request_before_whose_connection_broke(azurite: Azurite, container: str) -> None:
+    with AzureFront(azurite.host) as front:
+        storage = AzureBlobFileSystem(container, "base", options_at(front.host))
+        storage.list("")  # over a connection that is kept
+        faults: Iterator[Fault] = iter([Reset(), Answer(403, "AuthorizationPermissionMismatch")])
+        front.plan = lambda request: next(faults, None) if request.kind == "put" else None
+        with pytest.raises(PublishUnknown):
+            storage.create("f", b"mine")
 
 
 def test_a_directory_of_a_hierarchical_namespace(
