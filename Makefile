@@ -49,7 +49,7 @@ servers: ## the servers of other people that the integration tests talk to
 	@tools/require-npm
 	@tools/require-go
 	@echo "Building fake-gcs-server, versitygw and Azurite; the first time takes a few minutes."
-	@$(or $(PYTHON),python3) -m tests.servers.programs
+	@$(or $(PYTHON),python3) tests/servers/programs.py
 
 # An environment of its own for each, with everything but PySpark from $(VENV).
 sparks: $(STAMP)

@@ -35,11 +35,15 @@ class Threads(Executor):
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"The threads {self._name} take no more calls.")
-            self._calls.put((future, lambda: fn(*args, **kwargs)))
             if len(self._threads) < self._most:
                 thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:  # the host has no room for another thread, and those that run have time
+                    if not self._threads:
+                        raise
+            self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -36,7 +36,6 @@ def main() -> int:
     if whole:
         os.environ[EVERY_FORMAT] = "1"
     os.environ["OLDER_SPARKS"] = os.pathsep.join(pythons)
-    workers = max(1, _WORKERS // (len(releases) + 1))
     upgrade = "upgrade" if whole else f"upgrade and {_SHORT}"
     runs = [(f"Spark {release}", python, chosen) for release, python in zip(releases, pythons, strict=True)]
     runs.append((f"Spark {releases[0]} and newer", sys.executable, upgrade))

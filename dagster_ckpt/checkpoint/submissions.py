@@ -219,8 +219,8 @@ class Submissions:
         return Fenced(
             f"Run {run_id} does not want a driver any more: its submission does not stand in "
             f"{self._filesystem.url}/{self._directory}.",
-            hint="If the run still waits for this driver, make sure that the storage of the definitions is the "
-            "same here and in Dagster. This driver changed no checkpoint.",
+            hint="If the run still waits for this driver, make sure that the storage of the definitions is the same "
+            "here and in Dagster, and the release of dagster-ckpt, too. This driver changed no checkpoint.",
         )
 
     def _path(self, number: int, suffix: str = "") -> str:

@@ -380,6 +380,10 @@ def _restart(facts: Facts, claim: Claim) -> Action:
     own = [failure for failure in failures if failure.run_id == claim.run_id and failure.sequence != DIED]
     if own and not (last := max(own, key=lambda failure: failure.sequence)).recoverable:
         return EndJob(JobStatus.FAILED, f"{last.reason} (a restart cannot help)")
+    # Nor which of the runs that were to go on is the newest.
+    tried = [run.run_id for run in _resumes(facts, claim) if run.status == "FAILURE"][:1]
+    if vain := [failure for failure in failures if failure.run_id in tried and not failure.recoverable]:
+        return EndJob(JobStatus.FAILED, f"{vain[0].reason} (a restart cannot help)")
     found = Streak.of(failures)
     if found is not None and found.ends_loop(facts.poison_batch_attempts):
         return EndJob(JobStatus.FAILED, f"{found.reason} (batch {found.batch} is poison)", found)

@@ -1,6 +1,6 @@
 """The servers that other people wrote: each is built or installed once, into a cache directory of the user.
 
-``python -m tests.servers.programs`` makes all of them. Nothing but Python's own library is needed for that, so that
+``python3 tests/servers/programs.py`` makes all of them. Nothing but Python's own library is needed for that, so that
 they are made beside the project's environment.
 """
 

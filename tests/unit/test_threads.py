@@ -48,3 +48,22 @@ def test_what_waits_is_cancelled_or_run_at_the_end() -> None:
         assert cancels or waiting.result(_NEVER) == 1
         with pytest.raises(RuntimeError, match="no more"):
             threads.submit(lambda: 1)
+
+
+def test_where_no_thread_can_start_those_that_run_do_it_or_the_caller_hears_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, room = threading.Thread.start, iter([False, True, False])
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if not next(room):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+    done: list[int] = []
+    with pytest.raises(RuntimeError, match="can't start new thread"), Threads(2, "of the test") as threads:
+        threads.submit(done.append, 0)
+    with Threads(2, "of the test") as threads:
+        assert [threads.submit(done.append, number) for number in (1, 2)]
+    assert done == [1, 2], "what was refused never runs"

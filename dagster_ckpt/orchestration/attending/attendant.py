@@ -364,14 +364,14 @@ class Attendant:
 
         A request that nobody has answered stands: a driver that is late, or cannot be reached now, finds it.
         """
-        until, is_asked = self._clock.monotonic() + _GRACE, False
+        until, is_asked, has_come = self._clock.monotonic() + _GRACE, False, False
         self._list_at = 0.0  # another run that has taken the job over is named at once
         while self._clock.monotonic() < until:
             try:
                 if not is_asked:
-                    self._ask_to_cancel()
+                    has_come = self._ask_to_cancel()
                     is_asked = True
-                if self._claim is not None and (end := self._look()) is not None:
+                if (self._claim is not None or has_come) and (end := self._look()) is not None:
                     self._report.last(end)
                     self._records.savepoint_requests.forget_cancel()
                     return
@@ -380,7 +380,7 @@ class Attendant:
             except CheckpointError as error:
                 self._told.log(logging.WARNING, f"While the job was being canceled: {error.message}")
                 return
-            if self._claim is None and is_asked:
+            if self._claim is None and is_asked and not has_come:
                 self._kill()
                 return
             self._wait(_TURN)
@@ -389,9 +389,10 @@ class Attendant:
         told += f"the storage is back; or ask by `dagster-ckpt cancel {name} {path}`."
         self._told.log(logging.WARNING, told)
 
-    def _ask_to_cancel(self) -> None:
+    def _ask_to_cancel(self) -> bool:
+        """Whether the driver has come; one that appears from now on finds no submission."""
+        has_come = False
         with contextlib.suppress(Fenced):
-            if self._newest_claim() is None:
-                # A driver that appears from now on finds no submission, or the request.
-                self._submission.withdraw()
+            has_come = self._newest_claim() is not None or not self._submission.withdraw()
         self._records.savepoint_requests.ask_to_cancel(CancelRequest(self._driver, self._clock.time()))
+        return has_come

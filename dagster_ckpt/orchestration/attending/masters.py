@@ -129,16 +129,17 @@ def _yarn_directories() -> str:
     """The directories with YARN's configuration, separated as in a path.
 
     Raises:
-        InvalidConfiguration: the environment names none, or one that is not there.
+        InvalidConfiguration: the environment names none.
+        SparkNotStarted: one is not there, as on a mount that is away.
     """
     named = [directory for variable in _CONFIGURATION if (directory := os.environ.get(variable))]
     missing = [directory for directory in named if not Path(directory).is_dir()]
-    if not named or missing:
-        raise InvalidConfiguration(
-            f"{missing[0]} is no directory." if missing else f"None of {' and '.join(_CONFIGURATION)} is set.",
-            hint="Set HADOOP_CONF_DIR in the environment of the Dagster run to the directory that has the cluster's "
-            "yarn-site.xml and core-site.xml.",
-        )
+    hint = "Set HADOOP_CONF_DIR in the environment of the Dagster run to the directory that has the cluster's "
+    hint += "yarn-site.xml and core-site.xml."
+    if missing:
+        raise SparkNotStarted(f"{missing[0]} is no directory. No driver was started.", hint=hint)
+    if not named:
+        raise InvalidConfiguration(f"None of {' and '.join(_CONFIGURATION)} is set.", hint=hint)
     return os.pathsep.join(named)
 
 

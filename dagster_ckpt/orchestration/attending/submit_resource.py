@@ -12,7 +12,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field
 
 from dagster_ckpt.checkpoint import SUBMITTED
-from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.errors import InvalidConfiguration, SparkNotStarted
 from dagster_ckpt.orchestration.attending.masters import (
     CLIENT,
     CLUSTER,
@@ -162,8 +162,8 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
     def _any_jar(self, home: Path) -> str:
         jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
         if not jars:
-            raise InvalidConfiguration(
-                f"{home} has no jars/spark-launcher_*.jar, so it is no Spark.",
+            raise SparkNotStarted(
+                f"{home} has no jars/spark-launcher_*.jar, so it is no Spark. No driver was started.",
                 hint="Set spark_home of SparkSubmitResource to the directory of a Spark, or leave it out.",
             )
         return f"{_JARS_OF_IMAGE}/{jars[0].name}" if self._in_pod else str(jars[0])

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dagster_ckpt.errors import SparkNotStarted
+from dagster_ckpt.errors import SparkNotStarted, StorageUnusable
 from dagster_ckpt.filesystem import default_root, make_working_directory
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, KUBERNETES, YARN
 from dagster_ckpt.shown_text import in_one_line, redacted
@@ -75,6 +75,8 @@ class SubmittedProcess:
             make_working_directory(directory, default_root())
             _forget_old(directory, job)
             output = self.log.open("ab")
+        except StorageUnusable:
+            raise
         except OSError as error:
             raise SparkNotStarted(
                 f"{self.log} is for the driver's output and cannot be written: {error.strerror}. No driver was "

@@ -4,7 +4,7 @@ from dagster_ckpt.spark.preflight.another_sink import SinkName, goes_on, is_empt
 from dagster_ckpt.spark.preflight.checkpoint_checks import AFTER_IT, version_finding
 from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings
 from dagster_ckpt.spark.preflight.source_files import local_file, rows_of
-from dagster_ckpt.spark.preflight.start_checks import Passed, ProposedStart, pass_preflight
+from dagster_ckpt.spark.preflight.start_checks import Passed, ProposedStart, accepted_in, pass_preflight
 from dagster_ckpt.spark.preflight.stored_checks import check_exported, check_stored, check_unpacked
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Passed",
     "ProposedStart",
     "SinkName",
+    "accepted_in",
     "check_exported",
     "check_stored",
     "check_unpacked",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ from dagster_ckpt.spark.verdict import Finding, Preflight
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Passed", "ProposedStart", "pass_preflight"]
+__all__ = ["Passed", "ProposedStart", "accepted_in", "pass_preflight"]
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
     before = _accepted_before(start)
     # Each move skips or doubles rows anew, also where an earlier one has told the same numbers.
     standing = [item for item in preflight.losses if item.check != MOVE_CHECK]
-    told = {item.reason for item in standing if any(_is_of(note, item) for note in before)}
+    told = accepted_in(before, standing)
     allowed = None if start.request.allow_loss else told
     if (error := preflight.refusal(start.job.config.mode, allowed)) is not None:
         raise error
@@ -302,8 +302,13 @@ def _accepted_before(start: ProposedStart) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _is_of(note: str, finding: Finding) -> bool:
-    return note.startswith(f"{finding.check}: {finding.reason}{_ACCEPTED}")
+def accepted_in(notes: Collection[str], findings: Iterable[Finding]) -> set[str]:
+    """The reasons of those findings which the user has accepted, as the notes in checkpoints and choices say."""
+
+    def is_of(note: str, finding: Finding) -> bool:
+        return note.startswith(f"{finding.check}: {finding.reason}{_ACCEPTED}")
+
+    return {item.reason for item in findings if any(is_of(note, item) for note in notes)}
 
 
 def _choose_anew(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:

@@ -21,7 +21,14 @@ from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION
-from dagster_ckpt.spark.preflight import AFTER_IT, check_unpacked, kafka_findings, rows_of, version_finding
+from dagster_ckpt.spark.preflight import (
+    AFTER_IT,
+    accepted_in,
+    check_unpacked,
+    kafka_findings,
+    rows_of,
+    version_finding,
+)
 from dagster_ckpt.spark.proof.batch_on_copy import BatchOnCopy
 from dagster_ckpt.spark.proof.scratch_copy import Bar, copied, no_bar, nothing_to_copy, scratch_place
 from dagster_ckpt.spark.query import check_state_backend, known_providers, make_active
@@ -124,12 +131,13 @@ def drill_restore(
     with copied(catalog, LATEST, place, check=check, prefer_checkpoint=prefer, bar=bar) as (restored, directory):
         # Which batches a sink gets twice depends on the running job; preflight checks that after the job is over.
         findings = [item for item in check_unpacked(catalog, restored, directory, LATEST) if item.check != AFTER_IT]
-        _pass(job, restored, findings)
+        notes = _accepted(catalog, restored)
+        _pass(job, restored, findings, notes)
         known = catalog.records.plans(restored.job_id).after(restored)
         restore_seconds = watch.lap()
         writer = Queries(Upgrading(job, catalog, clock).job_of_next_start(), spark).for_trial(restored)
         with closing(KafkaInputs(writer, clock)) as inputs:
-            _pass(job, restored, kafka_findings(restored.facts, inputs, known))
+            _pass(job, restored, kafka_findings(restored.facts, inputs, known), notes)
         build_seconds = watch.lap()
         location = CheckpointLocation(directory / LOCATION, known_providers(job.state_backend))
         batch = BatchOnCopy(spark, writer, restored, location, name=f"restore drill of {job.name}", timeout=timeout)
@@ -157,8 +165,16 @@ def drill_restore(
     )
 
 
-def _pass(job: StreamingJob, restored: CheckpointMetadata, findings: Sequence[Finding]) -> None:
-    refusal = Preflight(restored.reference, tuple(findings)).refusal(job.config.mode)
+def _accepted(catalog: CheckpointCatalog, restored: CheckpointMetadata) -> Sequence[str]:
+    """The notes of losses that a start by ``latest`` does not ask about again."""
+    _, choice = catalog.choice() or (0, None)
+    own = () if choice is None or choice.job_id != restored.job_id else choice.accepted_loss
+    return [*restored.facts.accepted_loss, *own]
+
+
+def _pass(job: StreamingJob, restored: CheckpointMetadata, findings: Sequence[Finding], notes: Sequence[str]) -> None:
+    accepted = accepted_in(notes, findings)
+    refusal = Preflight(restored.reference, tuple(findings)).refusal(job.config.mode, accepted)
     if refusal is not None:
         raise refusal
 

@@ -70,8 +70,7 @@ class TransactionalFileSink(BatchSink):
         format: ``parquet``, ``orc``, ``json``, ``csv`` or ``text``.
         partition_by: columns to partition by.
         options: options for Spark's ``DataFrameWriter``.
-        others_delete: whether others delete old files, such as a retention of your own: then files that are gone are no
-            loss, and the log tells of them.
+        others_delete: whether others delete old files. Then files that are gone are no loss; the log tells of them.
 
     Raises:
         InvalidConfiguration: another format, a path that is not on a local (or mounted) disk, or a partition column
@@ -248,6 +247,7 @@ class TransactionalFileSink(BatchSink):
             "pending_files": len(files),
             "pending_bytes": sum(file.size for file in files),
             "visible_batch": self._shown if own else newest_of(self._log.committed(self._log.line(), batch)),
+            **({"others_delete": True} if self._others_delete else {}),
         }
 
     def check(self, position: Mapping[str, Json], files: Path) -> str:
@@ -255,9 +255,14 @@ class TransactionalFileSink(BatchSink):
         self._gone = self._check(self._seen, position, pinned_files(files / _PINNED))
         gone = sorted(self._gone, key=lambda file: (file.batch, file.path))
         told = told_gone([(f"{self._root / file.path} (batch {file.batch})", file.size) for file in gone], self._root)
-        if told and self._others_delete:
+        if told and self._may_go(position):
             _log.info("%s That is no loss, as others_delete says.", told)
-        return "" if self._others_delete else told
+            return ""
+        return told
+
+    def _may_go(self, position: Mapping[str, Json]) -> bool:
+        """Whether others may delete old files; a sink that is made of its record learns that from a position."""
+        return self._others_delete or position.get("others_delete") is True
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> frozenset[DataFile]:
         """The files that readers saw by then and that are gone."""
@@ -294,8 +299,8 @@ class TransactionalFileSink(BatchSink):
         return frozenset(file for file, size in sizes.items() if size is None)
 
     def _without(self, file: DataFile) -> SinkMismatch:
-        which = f"{self._root / file.path}, which batch {file.batch} had written by then,"
-        return SinkMismatch(f"{which} is gone or has another size.", hint=_OTHER)
+        told = f"{self._root / file.path}, which batch {file.batch} had written by then, is gone or has another size."
+        return SinkMismatch(told, hint=_OTHER)
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         """Put the sink back to a position; repeating an interrupted rollback completes it.
@@ -307,7 +312,7 @@ class TransactionalFileSink(BatchSink):
         """
         seen, self._seen = self._seen or self._log.line(), None
         pinned = pinned_files(files / _PINNED)
-        if lost := min(self._check(seen, position, pinned) - self._gone, default=None):
+        if (lost := min(self._check(seen, position, pinned) - self._gone, default=None)) and not self._may_go(position):
             raise self._without(lost)
         batch = batch_of(position)
         known = self._starts(seen)

@@ -154,6 +154,7 @@ def test_output_that_others_may_delete(bench: Bench) -> None:
     oldest = min((file for file in visible if rows_in(file)), key=lambda file: min(rows_in(file)))
     lost = rows_in(oldest)
     oldest.unlink()
+    assert preflight(bench).exit_code == 0, "a position tells whoever does not have the query"
     assert accepted(bench.tick(1).completed[-1]) == []
     bench.tick(1, restore_from=launch.completed[-1].reference)
     assert bench.in_raw_directory() == bench.expected() - lost

@@ -37,8 +37,10 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     NotRestarted,
     SparkNotStarted,
+    StorageUnusable,
 )
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending import attendant as attendant_module
 from dagster_ckpt.orchestration.attending import own_submission, submitted_process
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
@@ -205,17 +207,28 @@ def test_a_resource_manager_that_is_not_there_is_named_and_nothing_is_started(
     assert not job.root.exists()
 
 
-@pytest.mark.parametrize("named", [None, "/nowhere"])
+@pytest.mark.parametrize(
+    ("named", "told", "kind"),
+    [
+        (None, "None of HADOOP_CONF_DIR and YARN_CONF_DIR is set.", InvalidConfiguration),
+        # On a mount that is away, perhaps: the next restart may find it.
+        ("/nowhere", "/nowhere is no directory. No driver was started.", SparkNotStarted),
+    ],
+)
 def test_a_configuration_of_yarn_that_is_missing_is_named(
-    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+    job: StoredJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str | None,
+    told: str,
+    kind: type[CheckpointError],
 ) -> None:
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     if named is not None:
         monkeypatch.setenv("YARN_CONF_DIR", named)
     error = materialize(job, submit(tmp_path, master="yarn"))
-    assert isinstance(error, InvalidConfiguration)
-    told = "None of HADOOP_CONF_DIR and YARN_CONF_DIR is set." if named is None else "/nowhere is no directory."
+    assert isinstance(error, kind)
     assert error.message == told
     assert "Set HADOOP_CONF_DIR in the environment of the Dagster run" in error.hint
 
@@ -425,7 +438,6 @@ def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_pa
             {"files": ["/a"], "conf": {"spark.files": "/b"}},
             "files and spark.files of conf name files",
         ),
-        ({"spark_home": "/nowhere"}, "/nowhere has no jars/spark-launcher_*.jar, so it is no Spark."),
     ],
 )
 def test_what_cannot_be_submitted_is_named(fields: dict[str, Any], message: str) -> None:
@@ -433,6 +445,20 @@ def test_what_cannot_be_submitted_is_named(fields: dict[str, Any], message: str)
         SparkSubmitResource.model_validate({"definitions": DEFINITIONS, **fields}).command("orders", "run")
     assert raised.value.message.startswith(message)
     assert raised.value.hint
+
+
+def test_a_spark_that_is_not_there_may_come_back() -> None:
+    with pytest.raises(SparkNotStarted, match=r"/nowhere has no jars/spark-launcher_\*\.jar, so it is no Spark"):
+        SparkSubmitResource.model_validate({"definitions": DEFINITIONS, "spark_home": "/nowhere"}).command("o", "run")
+
+
+def test_a_directory_of_outputs_that_is_another_users_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: Path, root: Path) -> None:
+        raise StorageUnusable(f"{root} is another user's.", hint="Name another one.")
+
+    monkeypatch.setattr(submitted_process, "make_working_directory", refuse)
+    with pytest.raises(StorageUnusable, match="is another user's"):
+        submitted_process.SubmittedProcess(["true"], {}, "orders", "run")
 
 
 @pytest.mark.parametrize(
@@ -594,12 +620,14 @@ def test_a_driver_that_comes_without_a_submission_leaves_none(job: StoredJob, tm
 class Waiting:
     """A run whose ``spark-submit`` waits for room on the cluster, until the test says what happens to the run."""
 
-    def __init__(self, job: StoredJob, tmp_path: Path, happens: Callable[[], object]) -> None:
+    def __init__(
+        self, job: StoredJob, tmp_path: Path, happens: Callable[[], object], *, canceled: bool = False
+    ) -> None:
         self.job, self.run, self._happens, self._pid = job, run_id(), happens, tmp_path / "pid"
         pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
         move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
         spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
-        told = Told(self._turn, lambda: False, *[lambda *_: None] * 7)
+        told = Told(self._turn, lambda: canceled, *[lambda *_: None] * 7)
         reporter = create_autospec(CheckpointReporter)
         self.attendant = Attendant(job.catalog, self.run, self.run, reporter, told, SystemClock(), time.sleep)
         self.attendant.submit(spark, None, None, {})
@@ -638,7 +666,13 @@ def test_a_driver_that_has_not_come_is_not_wanted_when_its_run_is_interrupted(jo
     assert (sign.stopped, sign.interrupted) == (True, True), "it has not told how the driver ends"
 
 
-def test_a_driver_that_comes_just_when_its_run_is_interrupted_goes_on(job: StoredJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("canceled", [False, True])
+def test_a_driver_that_comes_just_when_its_run_is_interrupted_goes_on(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, canceled: bool
+) -> None:
+    """Or has the time that every driver has to end a canceled job in order."""
+    monkeypatch.setattr(attendant_module, "_GRACE", 2.0)
+
     class Beside(Submissions):
         def withdraw(self, submission: Submission) -> int | None:
             comes(job, submission)
@@ -647,7 +681,7 @@ def test_a_driver_that_comes_just_when_its_run_is_interrupted_goes_on(job: Store
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
         job = StoredJob(job.root)
-        waiting = Waiting(job, tmp_path, interrupt)
+        waiting = Waiting(job, tmp_path, interrupt, canceled=canceled)
         with waiting as attendant:
             with pytest.raises(dg.DagsterExecutionInterruptedError):
                 attendant.attend()

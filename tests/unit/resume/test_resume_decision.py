@@ -366,6 +366,28 @@ TABLE: list[tuple[str, Facts, Action]] = [
         EndJob(JobStatus.FAILED, "wrong value (a restart cannot help)"),
     ),
     (
+        "a resume that found that it can never claim, and the clock of the run before is ahead",
+        facts(
+            holder=run(),
+            failures=[died(at=NOW + 3600), died(run_id="second", sequence=1, recoverable=False, at=NOW - 9)],
+            others=[run("FAILURE", "second", age=8, resume=True)],
+        ),
+        EndJob(JobStatus.FAILED, "run second died (a restart cannot help)"),
+    ),
+    (
+        "a resume that could never claim was followed by one that may",
+        facts(
+            holder=run(),
+            failures=[
+                died(at=NOW - 30),
+                died(run_id="second", sequence=1, recoverable=False, at=NOW - 20),
+                died(run_id="third", sequence=1, at=NOW - 9),
+            ],
+            others=[run("FAILURE", "third", age=8, resume=True), run("FAILURE", "second", age=19, resume=True)],
+        ),
+        Resume(3, "orders:token:3", "restart 3 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
         "a query that was not built",
         facts(end="FAILING", holder=run(), failures=[not_built("KeyError: 'a'", at=NOW - 10)]),
         Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
