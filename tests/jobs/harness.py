@@ -24,7 +24,7 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, CorruptRecord
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
@@ -287,7 +287,10 @@ class Bench:
 
     def read_again(self) -> str:
         """The directory below ``live`` that the next start may read; empty for any of them."""
-        chosen, live = self.catalog.choice(), self.root / "live"
+        try:
+            chosen, live = self.catalog.choice(), self.root / "live"
+        except CorruptRecord:
+            return ""
         found = None if chosen is None else Path(chosen[1].live)
         return found.relative_to(live).parts[0] if found is not None and found.is_relative_to(live) else ""
 
