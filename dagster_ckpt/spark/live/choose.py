@@ -102,7 +102,7 @@ def _chosen(job: StreamingJob, spark: SparkSession, directory: Path) -> tuple[Li
 
 
 def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None:
-    """The live location that a start began with, if it still exists and can be reached from here.
+    """The live location that a start began with, if it still exists, is this user's and can be reached from here.
 
     Args:
         choice: the recorded choice of the start.
@@ -162,6 +162,16 @@ def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
 
 
 def _live_here(choice: Choice) -> Path | None:
-    """The live location that a start began with, if it is on this host and still exists."""
+    """The live location that a start began with, if it is on this host and still exists.
+
+    One behind a directory of another user counts as there: nobody but that user can tell.
+    """
+    if choice.host != this_host():
+        return None
     live = Path(choice.live)
-    return live if choice.host == this_host() and live.is_dir() else None
+    try:
+        return live if live.is_dir() else None
+    except PermissionError:
+        return live
+    except OSError:  # such as a mount that is away
+        return None

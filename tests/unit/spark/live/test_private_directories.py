@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -271,6 +272,27 @@ class TestRecordedLocation:
         live.mkdir(parents=True)
         os.chown(live if what == "location" else live.parent, _NOBODY, _NOBODY)
         assert recorded_live(self.choice(live), MemoryFileSystem()) is None
+
+    @as_root
+    def test_one_in_a_closed_directory_of_another_user_is_left_alone(self, caplog: pytest.LogCaptureFixture) -> None:
+        with tempfile.TemporaryDirectory() as closed:  # mode 0700, as the directories of live state
+            live = Path(closed) / _START / "checkpoint"
+            live.mkdir(parents=True)
+            os.seteuid(_NOBODY)
+            try:
+                assert recorded_live(self.choice(live), MemoryFileSystem()) is None
+            finally:
+                os.seteuid(0)
+        assert f"The live location {live} is left alone: it is not this user's" in caplog.text
+
+    def test_one_whose_disk_does_not_answer_counts_as_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: object, **__: object) -> os.stat_result:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        monkeypatch.setattr(Path, "stat", away)
+        assert recorded_live(self.choice(tmp_path), MemoryFileSystem()) is None
 
     @pytest.mark.parametrize("what", ["location", "start"])
     def test_one_behind_a_link_is_left_alone(self, tmp_path: Path, what: str) -> None:
