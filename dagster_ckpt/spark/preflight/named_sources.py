@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from dagster_ckpt.checkpoint import CheckpointMetadata, PlannedBatch, Source
-from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.errors import CheckpointError, RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
+from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.kafka import records
 from dagster_ckpt.spark.query import QuerySource
 from dagster_ckpt.spark.verdict import Finding, Verdict
@@ -15,8 +17,6 @@ from dagster_ckpt.spark.verdict import Finding, Verdict
 __all__ = ["another_naming", "have_names", "named_sources_finding"]
 
 _LONGEST_PLACE = 500
-#: Spark's own formats of files: their log tells what the source has read, so Spark goes on where the source was left.
-_FILES = ("csv", "json", "orc", "parquet", "text", "xml", "avro", "binaryfile")
 
 
 def another_naming(restored: CheckpointMetadata, sources: Sequence[QuerySource]) -> str | None:
@@ -38,7 +38,11 @@ def have_names(sources: Sequence[QuerySource]) -> bool:
 
 
 def named_sources_finding(
-    check: str, restored: CheckpointMetadata, sources: Sequence[QuerySource], again: Sequence[PlannedBatch]
+    check: str,
+    restored: CheckpointMetadata,
+    sources: Sequence[QuerySource],
+    again: Sequence[PlannedBatch],
+    location: Path | None,
 ) -> Finding:
     """What is lost or doubled because the query reads other sources than the checkpoint.
 
@@ -47,6 +51,7 @@ def named_sources_finding(
         restored: the checkpoint.
         sources: of the query.
         again: the plans of the batches that run again as they were.
+        location: the unpacked checkpointLocation, ``None`` if a batch is run or laid out before the query plans one.
 
     Raises:
         CorruptCheckpoint: a plan is not what was written.
@@ -63,21 +68,47 @@ def named_sources_finding(
             return Finding.of_error(check, refusal)
     dropped = [source for name, source in was.items() if name not in now]
     added = sorted(now.keys() - was.keys())
-    read_before = [name for name in added if now[name].format not in _FILES and _was_read(restored, name)]
+    known = frozenset() if location is None or not added else _known_before(location, restored.batch)
+    read_before = [name for name in added if name not in known and _was_read(restored, name)]
     told = _names(now)
     if added:
         told += f"; not in the checkpoint: {_names(added)}"
     parts = [f"the query does not read {_left(source)}" for source in dropped]
     if read_before:
-        parts.append(f"it has read {_names(read_before)} before, and Spark may begin there anew: rows may be doubled")
+        parts.append(
+            f"it has read {_names(read_before)} before, and after batch {restored.batch} Spark does not know how far: "
+            "all that was read there may come again, and rows may be doubled"
+        )
     if not parts:
         return Finding.fine(check, f"{told}.")
-    hint = "Name the source in the query as the checkpoint does. " if dropped else "Give the source another name. "
-    return Finding(check, Verdict.WITH_LOSS, f"{told}; {'; '.join(parts)}.", hint.strip(), only_doubles=not dropped)
+    hint = (
+        "Name the source in the query as the checkpoint does."
+        if dropped
+        else "Leave the source out, or give it another name and an input without what was read."
+    )
+    if again and read_before:
+        hint += " With replay_to: none Spark looks for the place in one batch more."
+    return Finding(check, Verdict.WITH_LOSS, f"{told}; {'; '.join(parts)}.", hint, only_doubles=not dropped)
 
 
 def _names(names: Sequence[str] | set[str] | dict[str, QuerySource]) -> str:
     return ", ".join(sorted(names))
+
+
+def _known_before(location: Path, batch: int) -> frozenset[str]:
+    """The sources whose places Spark finds in the entry of offsets before the entry of ``batch``.
+
+    A query begins with the places in its last two entries, whatever the logs of its sources say. A source that is in
+    neither begins anew; a source of files then reads its log from the first entry on.
+    """
+    logs = CheckpointLocation(location)
+    previous = logs.previous_offsets(batch)
+    if previous is None:
+        return frozenset()
+    try:
+        return frozenset(source for source, offset in logs.offsets(previous).sources if offset is not None)
+    except CheckpointError:  # the log has its own check, which reports the damage
+        return frozenset()
 
 
 def _was_read(restored: CheckpointMetadata, name: str) -> bool:

@@ -69,7 +69,11 @@ def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> 
 
 
 def sources_finding(
-    job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter, again: Sequence[PlannedBatch]
+    job_name: str,
+    restored: CheckpointMetadata,
+    writer: DataStreamWriter,
+    again: Sequence[PlannedBatch],
+    location: Path | None,
 ) -> Finding:
     """Whether the query has the sources of the checkpoint: those of the same names, or as many without names.
 
@@ -78,6 +82,7 @@ def sources_finding(
         restored: the checkpoint.
         writer: the query.
         again: the plans of the batches that run again as they were.
+        location: the unpacked checkpointLocation, ``None`` if a batch is run or laid out before the query plans one.
 
     Raises:
         CorruptCheckpoint: a plan is not what was written.
@@ -89,7 +94,7 @@ def sources_finding(
     if (why := another_naming(restored, listed := listed_sources(writer))) is not None:
         return Finding.of_error(check, another_query(job_name, restored, why))
     if have_names(listed):
-        return named_sources_finding(check, restored, listed, again)
+        return named_sources_finding(check, restored, listed, again, location)
     now = sources_of(writer)
     if len(recorded) not in now:
         why = (

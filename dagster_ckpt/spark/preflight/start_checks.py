@@ -212,6 +212,7 @@ def _checked(
     if not again and not start.gives_up_in_flight:
         again = in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
+    begins_with = None if again or start.request.state_partitions is not None else start.location
     tables, of_tables = table_findings(restored.facts, start.writer, start.plan, start.location)
     now = f"a {start.plan.format} sink" if start.sink is None else str(SinkName.of(start.sink))
     return [
@@ -220,7 +221,7 @@ def _checked(
         version_finding(restored.facts.spark_version, start.spark_version, start.ran_last),
         state_finding(job.state_backend, restored),
         *(_rescaled(start, restored, known) or [partitions_finding(job.partitions, restored)]),
-        sources_finding(job.name, restored, start.writer, [plan for plan in plans if plan.batch in again]),
+        sources_finding(job.name, restored, start.writer, [plan for plan in plans if plan.batch in again], begins_with),
         operators_finding(job.name, restored, start.writer),
         state_keys_finding(restored, start.state_keys),
         query_sink_finding(restored, start.plan, start.sink, start.directory),

@@ -123,6 +123,35 @@ def test_a_source_is_added_and_another_one_dropped(spark: SparkSession, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.releases
+def test_a_source_left_out_for_longer_is_read_again_by_consent_only(spark: SparkSession, tmp_path: Path) -> None:
+    """Its name is a number, which is a name as any other."""
+    if not release_of(spark.version).named_sources:
+        pytest.skip("this Spark has no named sources")
+    job = _Job(spark, tmp_path)
+    with confs(spark, NAMED):
+        job.sources = ["a", "2024"]
+        for source, id_ in (("a", 1), ("2024", 101), ("2024", 102)):
+            job.land(source, [id_])
+        job.bench.tick()
+
+        job.sources = ["a"]
+        for id_ in (2, 3, 4):  # a batch each: the last two do not tell how far the other source has read
+            job.land("a", [id_])
+        shutil.rmtree(job.bench.working)
+        job.bench.tick(allow_loss=True)
+
+        job.sources = ["a", "2024"]
+        shutil.rmtree(job.bench.working)
+        refused = job.bench.refused(RestoreWithLoss)
+        assert "it has read 2024 before, and after batch 4 Spark does not know how far" in refused.message
+        assert job.seen() == [1, 2, 3, 4, 101, 102]
+        job.land("2024", [103])
+        job.bench.tick(allow_loss=True)
+        assert job.seen() == [1, 2, 3, 4, 101, 101, 102, 102, 103]
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_names_that_come_later(spark: SparkSession, tmp_path: Path) -> None:
     if not release_of(spark.version).named_sources:
