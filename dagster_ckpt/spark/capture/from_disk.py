@@ -166,11 +166,11 @@ class Capture:
                 for name in log_files(self._location.names(directory), max(offsets), directory):
                     self._pin(f"{directory}/{name}")
             else:
-                # What another source keeps here (where it began) is written once and read at each start. A source with
-                # a name may be one that the query has left out, and goes on from its log when it comes back.
-                has_data = any(entry.offset(source) is not None for entry in entries)
-                is_whole = has_data or not source.isdecimal()
-                self._pin_tree(directory, but=None if is_whole else self._lists_files)
+                # What another source keeps here (where it began) is written once and read at each start. A source that
+                # no entry lists is one that the query has left out: when it comes back, Spark wants its whole log.
+                told = [entry.offset(source) for entry in entries if source in dict(entry.sources)]
+                has_no_data = bool(told) and all(offset is None for offset in told)
+                self._pin_tree(directory, but=self._lists_files if has_no_data else None)
 
     def _lists_files(self, path: str) -> bool:
         """Whether this is an entry of a file source, which had no data yet at the cut."""

@@ -62,6 +62,20 @@ def test_only_the_files_of_later_batches_are_left_out(
     assert "checkpoint/sources/0/0" in names
 
 
+@pytest.mark.parametrize("take", [_on_disk, _in_bucket])
+@pytest.mark.parametrize("name", ["flights", "2024"])
+def test_the_log_of_a_source_that_is_left_out_is_kept(
+    tmp_path: Path, take: Callable[[Path], Snapshot], name: str
+) -> None:
+    one = LiveLocation(tmp_path / "live")
+    one.run(1)
+    (one.path / "metadata").write_text(json.dumps({"id": "2f2bba4c-0f7d-4f35-98ca-5894486d6b34"}))
+    log = one.path / "sources" / name / "0"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"v1\n{_LISTED}")
+    assert f"checkpoint/sources/{name}/0" in {pinned.path for pinned in take(tmp_path).files}
+
+
 def test_files_that_a_source_got_after_the_cut_are_not_read_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """The other source has data at the cut, and one file a batch is what the query asks for."""
     live = tmp_path / "live"
