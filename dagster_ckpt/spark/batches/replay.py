@@ -35,6 +35,7 @@ _LOOK = 1
 _FEW = 3
 #: Batches from one that stores the whole state to the next, the same as for Spark's own snapshots.
 _WHOLE_STATE_EVERY = 10
+_ASYNCHRONOUS = "asyncProgressTrackingEnabled"
 
 
 def replay_batches(
@@ -95,14 +96,23 @@ def replay_batches(
 
 @contextmanager
 def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
-    """Give the writer a trigger for a single batch, and its own trigger again afterwards."""
-    java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger
+    """Give the writer a trigger for a single batch, and its own trigger again afterwards.
+
+    Asynchronous progress tracking has no such trigger, so it is off as long.
+    """
+    java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger and its options
     kept = java_field(java, "trigger")
+    # Spark heeds upper and lower case in the name of this option, which the map itself does not.
+    asynchronous = java_field(java, "extraOptions").originalMap().get(_ASYNCHRONOUS)
     writer.trigger(once=True)
+    if asynchronous.isDefined():
+        writer.option(_ASYNCHRONOUS, "false")
     try:
         yield
     finally:
         java.trigger(kept)
+        if asynchronous.isDefined():
+            writer.option(_ASYNCHRONOUS, asynchronous.get())
 
 
 @contextmanager
