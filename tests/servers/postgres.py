@@ -53,17 +53,19 @@ class PostgresServer:
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
 
-    def database(self, copied: str = "") -> str:
+    def database(self, copied: str = "", encoding: str = "UTF8") -> str:
         """How to reach a new database, as the user who may do everything.
 
         Args:
             copied: how to reach the database that is copied, to which nobody is connected; an empty one if not given.
+            encoding: of the new database.
         """
         name = f"t{uuid.uuid4().hex}"
         with psycopg.connect(self.reach("postgres"), autocommit=True) as connection:
             template = psycopg.conninfo.conninfo_to_dict(copied).get("dbname", "template0")
-            create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
-            connection.execute(create.format(sql.Identifier(name), sql.Identifier(str(template))))
+            create = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {} LOCALE 'C'")
+            names = (sql.Identifier(name), sql.Identifier(str(template)), sql.Literal(encoding))
+            connection.execute(create.format(*names))
         return self.reach(name)
 
     def reach(self, database: str) -> str:

@@ -13,7 +13,7 @@ from dagster_ckpt.shown_text import first_line
 if TYPE_CHECKING:
     from psycopg import Connection, Error, sql
 
-__all__ = ["LEDGER", "SIGNS_OF_LIFE", "Conninfo", "Database", "Table"]
+__all__ = ["ENCODING", "FORGET", "LEDGER", "SIGNS_OF_LIFE", "Conninfo", "Database", "Table"]
 
 #: The table of the bookkeeping, in the schema of the sink's table.
 LEDGER = "dagster_ckpt_sinks"
@@ -29,6 +29,9 @@ SIGNS_OF_LIFE: Mapping[str, str | int | None] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 120_000,
 }
+
+#: What every connection speaks. By default PGCLIENTENCODING or the database chooses, and the copies are UTF-8 anyway.
+ENCODING: Mapping[str, str] = {"client_encoding": "UTF8"}
 
 _KINDS_OF_TABLE = ("r", "p")
 _INTEGERS = ("integer", "bigint")
@@ -69,6 +72,13 @@ class Table:
         known = {"table": relation(self.name), "ledger": relation(LEDGER), "batch": sql.Identifier(self.batch_column)}
         return sql.SQL(text).format(**known, **{key: relation(name) for key, name in names.items()})
 
+    def shown(self, text: LiteralString) -> str:
+        """A statement as :meth:`statement` makes it, for people to run; ``{schema}`` and ``{sink}`` are known, too."""
+        from psycopg import sql  # noqa: PLC0415 - an extra
+
+        names = {"schema": sql.Identifier(self.schema), "sink": sql.Literal(self.name)}
+        return f"`{self.statement(text, **names).as_string().strip()}`"
+
 
 class Database:
     """Connections to the database of one table.
@@ -104,7 +114,7 @@ class Database:
 
         where = self.conninfo if isinstance(self.conninfo, str) else self.conninfo()
         try:
-            told = {**SIGNS_OF_LIFE, **psycopg.conninfo.conninfo_to_dict(where)}
+            told = {**SIGNS_OF_LIFE, **psycopg.conninfo.conninfo_to_dict(where), **ENCODING}
             with psycopg.connect(psycopg.conninfo.make_conninfo("", **told), autocommit=True) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield connection
@@ -119,7 +129,8 @@ class Database:
             return InvalidConfiguration(f"PostgreSQL refuses the sink {self.table}: {said}.", hint=_grants(self.table))
         return CheckpointFailure(
             f"PostgreSQL failed for the sink {self.table}: {said}.",
-            hint="Nothing of this transaction was written. The job tries again by its restart strategy.",
+            hint="The transaction was written whole or not at all; the restart finds out which. The job tries again by "
+            "its restart strategy.",
         )
 
     def inspect(self, connection: Connection, error: type[CheckpointError] = InvalidConfiguration) -> None:
@@ -133,6 +144,12 @@ class Database:
             InvalidConfiguration: the table cannot be a sink, or the role lacks a permission.
         """
         table = self.table
+        if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+            raise InvalidConfiguration(
+                f"Database {connection.info.dbname!r} has the encoding SQL_ASCII, so PostgreSQL does not know which "
+                "characters a text has.",
+                hint="Write to a database with the encoding UTF8.",
+            )
         found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
         if found is None:
             raise error(
@@ -145,7 +162,7 @@ class Database:
         if persistence != "p":
             raise InvalidConfiguration(
                 f"The table {table} is unlogged, so a crash of PostgreSQL would empty it.",
-                hint=f"Run `ALTER TABLE {table} SET LOGGED`.",
+                hint=f"Run {table.shown('ALTER TABLE {table} SET LOGGED')}.",
             )
         if not all(granted):
             lacks = [name for name, has in zip(_PRIVILEGES, granted, strict=True) if not has]
@@ -169,7 +186,7 @@ class Database:
             is_what = "is missing" if kind is None else f"is of type {kind}"
             raise error(
                 f'The column "{table.batch_column}" of {table}, with the batch of each row, {is_what}.',
-                hint=f'Run `ALTER TABLE {table} ADD COLUMN "{table.batch_column}" bigint`, or name another column with '
+                hint=f"Run {table.shown('ALTER TABLE {table} ADD COLUMN {batch} bigint')}, or name another column with "
                 "PostgresSink(batch_column=...).",
             )
 
@@ -181,13 +198,14 @@ class Database:
         """
         own = (self.table.schema, self.table.name, LEDGER)
         for schema, names in connection.execute(_RELATIVES, own).fetchall():
-            there = Table(schema, "", self.table.batch_column)
-            found = connection.execute(there.statement(_SINK_AMONG), (names,)).fetchone()
+            of_schema = Table(schema, "", self.table.batch_column).statement(_SINK_AMONG)
+            found = connection.execute(of_schema, (names,)).fetchone()
             if found is not None:
+                other = Table(schema, found[0], self.table.batch_column)
                 raise InvalidConfiguration(
-                    f"{schema}.{found[0]}, to which another PostgresSink writes, shares rows with {self.table}.",
+                    f"{other}, to which another PostgresSink writes, shares rows with {self.table}.",
                     hint="A rollback of one would delete rows of the other. Give both jobs tables of their own; or, if "
-                    f"no job writes to {schema}.{found[0]} any more, delete its row from {there.ledger}.",
+                    f"no job writes to {other} any more, run {other.shown(FORGET)}.",
                 )
 
     def check_columns(self, connection: Connection, written: Sequence[str]) -> None:
@@ -206,8 +224,8 @@ class Database:
         if missing := [name for name in written if name not in there]:
             raise InvalidConfiguration(
                 f"The table {table} has no column {', '.join(map(repr, missing))}; it has {', '.join(there)}.",
-                hint=f"Add the column (ALTER TABLE {table} ADD COLUMN ...), or select other columns in the query. "
-                "Upper and lower case differ.",
+                hint=f"Add the column by {table.shown('ALTER TABLE {table} ADD COLUMN ...')}, or select other columns "
+                "in the query. Upper and lower case differ.",
             )
 
     def _columns(self, connection: Connection) -> dict[str, str]:
@@ -224,6 +242,8 @@ _PRIVILEGES = (
     "CREATE on the schema",
     "USAGE on the schema",
 )
+#: Deletes a sink's entry from the ledger.
+FORGET: LiteralString = "DELETE FROM {ledger} WHERE sink = {sink}"
 _SINK_AMONG: LiteralString = "SELECT sink FROM {ledger} WHERE sink = ANY(%s) LIMIT 1"
 _RELATION = """
     SELECT c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
@@ -277,7 +297,6 @@ _COLUMNS = """
 
 
 def _grants(table: Table) -> str:
-    return (
-        f"Run `GRANT USAGE, CREATE ON SCHEMA {table.schema} TO ...` and `GRANT SELECT, INSERT, DELETE ON {table} TO "
-        f"...`. The role also reads and writes {table.ledger}."
-    )
+    of_schema = table.shown("GRANT USAGE, CREATE ON SCHEMA {schema} TO ...")
+    of_table = table.shown("GRANT SELECT, INSERT, DELETE ON {table} TO ...")
+    return f"Run {of_schema} and {of_table}. The role also reads and writes {table.ledger}."

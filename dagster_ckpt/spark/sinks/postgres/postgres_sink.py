@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CheckpointFailure, Fenced, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
-from dagster_ckpt.spark.sinks.postgres.database import Conninfo, Database, Table
+from dagster_ckpt.spark.sinks.postgres.database import FORGET, Conninfo, Database, Table
 from dagster_ckpt.spark.sinks.postgres.ledger import Entry, Ledger
 from dagster_ckpt.spark.sinks.postgres.staging import Staging, sweep
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
@@ -86,9 +86,8 @@ class PostgresSink(BatchSink):
 
     @property
     def to_empty(self) -> str:
-        table, where = self._table, f'WHERE "{self._table.batch_column}" IS NOT NULL'
-        entry = f"WHERE sink = '{table.name}'"
-        return f"run `DELETE FROM {table} {where}` and `DELETE FROM {table.ledger} {entry}`"  # noqa: S608 - for people
+        rows = self._table.shown("DELETE FROM {table} WHERE {batch} IS NOT NULL")
+        return f"run {rows} and {self._table.shown(FORGET)}"
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -187,8 +186,10 @@ class PostgresSink(BatchSink):
             raise SinkMismatch(
                 f"{self.path} keeps rows of batch {row[0]} that were deleted to go back to batch {batch}: a trigger or "
                 "a rule of the table prevents it.",
-                hint=f"Nothing was touched. In psql, `\\d+ {self.path}` shows the triggers and rules. Let the job's "
-                "role delete, and launch the job again.",
+                hint="Nothing was touched. In psql, "
+                + self._table.shown("\\d+ {table}")
+                + " shows the triggers and rules. "
+                "Let the job's role delete, and launch the job again.",
             )
         return removed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, LiteralString
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration
-from dagster_ckpt.spark.sinks.postgres.database import SIGNS_OF_LIFE, Conninfo, Database, Table
+from dagster_ckpt.spark.sinks.postgres.database import ENCODING, SIGNS_OF_LIFE, Conninfo, Database, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _CREATE = (
     "CREATE UNLOGGED TABLE {staging} AS SELECT {columns}, 0::bigint AS dagster_ckpt_task FROM {table} WITH NO DATA"
 )
-_COPY = "COPY {staging} ({columns}, dagster_ckpt_task) FROM STDIN (FORMAT csv)"
+_COPY = "COPY {staging} ({columns}, dagster_ckpt_task) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
 _MOVE = """
     INSERT INTO {table} ({columns}, {batch})
     SELECT {columns}, %s FROM {staging} WHERE dagster_ckpt_task = ANY(%s)
@@ -114,9 +114,9 @@ def copying(conninfo: Conninfo, statement: str) -> Callable[[Iterator[pa.RecordB
 
     Args:
         conninfo: how to reach the database.
-        statement: a ``COPY ... FROM STDIN (FORMAT csv)`` of the columns and the number of the task.
+        statement: a ``COPY ... FROM STDIN`` in CSV and UTF-8 of the columns and the number of the task.
     """
-    defaults = dict(SIGNS_OF_LIFE)
+    defaults, encoding = dict(SIGNS_OF_LIFE), dict(ENCODING)
 
     def copy_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import secrets  # noqa: PLC0415
@@ -138,7 +138,8 @@ def copying(conninfo: Conninfo, statement: str) -> Callable[[Iterator[pa.RecordB
         first = next(filled, None)
         if first is not None:
             where = conninfo if isinstance(conninfo, str) else conninfo()
-            known = psycopg.conninfo.make_conninfo("", **{**defaults, **psycopg.conninfo.conninfo_to_dict(where)})
+            told = {**defaults, **psycopg.conninfo.conninfo_to_dict(where), **encoding}
+            known = psycopg.conninfo.make_conninfo("", **told)
             options = csv.WriteOptions(include_header=False)
             with psycopg.connect(known) as connection, connection.cursor().copy(statement) as copy:
                 while first is not None:

@@ -25,6 +25,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
 )
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
+from dagster_ckpt.spark.sinks.postgres.database import _grants
 from dagster_ckpt.spark.sinks.postgres.staging import copying
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from tests.jobs.harness import eventually
@@ -138,6 +139,71 @@ def test_names_are_taken_as_they_are_written(postgres: PostgresServer, tmp_path:
     assert rows(reach, 'SELECT count(*) FROM "S s"."T""t"') == [(3,)]
 
 
+@pytest.mark.parametrize("client", ["", "LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])
+def test_texts_arrive_in_a_database_and_from_a_client_of_any_encoding(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, client: str
+) -> None:
+    if client:
+        monkeypatch.setenv("PGCLIENTENCODING", client)
+    utf8 = f"{postgres.database(encoding=encoding)} client_encoding=UTF8"
+    rows(utf8, 'CREATE SCHEMA "Tür"; CREATE TABLE "Tür"."Größe" (id int, v text, batch bigint)')
+    job = Job(utf8.replace("UTF8", client) if client else utf8.removesuffix("client_encoding=UTF8"), tmp_path)
+    job.table = "Tür.Größe"
+    job.start()
+    first = job.write_rows(0, [(1, "Zürich"), (2, "Orléans")])
+    job.write_rows(1, [(3, "Málaga")])
+    job.start(first)
+    assert rows(utf8, 'SELECT id, v, batch FROM "Tür"."Größe" ORDER BY id') == [(1, "Zürich", 0), (2, "Orléans", 0)]
+    if encoding == "LATIN1":
+        with pytest.raises(psycopg.DataError, match="no equivalent in encoding"):
+            job.write_rows(1, [(3, "€")])
+
+
+def test_a_database_without_an_encoding_is_refused_by_name(postgres: PostgresServer, tmp_path: Path) -> None:
+    reach = postgres.database(encoding="SQL_ASCII")
+    rows(reach, f"CREATE TABLE {TABLE} (id int, v text, batch bigint)")
+    job = Job(reach, tmp_path)
+    for refused in (job.start, lambda: job.new().first_data()):
+        with pytest.raises(InvalidConfiguration, match="has the encoding SQL_ASCII"):
+            refused()
+
+
+@pytest.mark.parametrize("name", ["Delays", "it's", 'T"t', "order", "two words"])
+def test_the_statements_of_an_error_name_the_table_of_the_sink(
+    postgres: PostgresServer, tmp_path: Path, name: str
+) -> None:
+    reach = postgres.database()
+    quoted = name.replace('"', '""')
+    columns = '(id int, v text, "Batch" bigint)'
+    rows(reach, f"CREATE TABLE public.delays {columns}; INSERT INTO public.delays VALUES (1, 2, 3)")
+    rows(reach, f'CREATE SCHEMA "User"; CREATE UNLOGGED TABLE "User"."{quoted}" {columns}')
+    sink = PostgresSink(reach, f"User.{name}", batch_column="Batch")
+    job = Job(reach, tmp_path, table=f"User.{name}")
+
+    def run(text: str) -> None:
+        for statement in text.split("`")[1::2]:
+            rows(reach, statement.replace("...", "CURRENT_USER"))
+
+    with pytest.raises(InvalidConfiguration, match="unlogged") as refused:
+        sink.first_data()
+    run(refused.value.hint)
+    run(_grants(sink._table))
+    job.new()
+    job.sink = sink
+    job.go()
+    job.write(0, "a")
+    assert sink.first_data() is not None
+    run(sink.to_empty)
+    assert sink.first_data() is None
+    rows(reach, f'ALTER TABLE "User"."{quoted}" DROP "Batch"')
+    with pytest.raises(InvalidConfiguration, match="is missing") as refused:
+        sink.first_data()
+    run(refused.value.hint)
+    assert sink.first_data() is None
+    assert rows(reach, "SELECT count(*) FROM public.delays") == [(1,)]
+
+
 def test_a_start_from_nothing_removes_what_its_own_lineage_wrote(job: Job) -> None:
     job.start()
     job.write(0, "a")
@@ -179,7 +245,7 @@ def test_another_job_with_the_same_table_is_refused_and_stops_no_one_unheard(job
     assert other.new().first_data() == "an entry of lineage lineage in public.dagster_ckpt_sinks"
     with pytest.raises(CheckpointFailure, match="Another start has taken"):
         other.go()
-    assert "DELETE FROM public.delays" in other.sink.to_empty
+    assert 'DELETE FROM "public"."delays"' in other.sink.to_empty
     for statement in other.sink.to_empty.split("`")[1::2]:
         rows(job.reach, statement)
     assert other.new().first_data() is None
@@ -291,7 +357,9 @@ def test_a_permission_that_is_missing_is_named(job: Job, missing: str, grants: s
     as_role = job.reach.replace("user=tests", f"user={role}")
     with pytest.raises(InvalidConfiguration, match=f"lacks {missing}") as refused:
         PostgresSink(as_role, TABLE).first_data()
-    assert "GRANT SELECT, INSERT, DELETE ON public.delays" in refused.value.hint
+    for statement in refused.value.hint.split("`")[1::2]:
+        rows(job.reach, statement.replace("...", role))
+    assert PostgresSink(as_role, TABLE).first_data() is None
 
 
 def test_row_security_that_would_hide_rows_from_a_rollback_is_refused(job: Job) -> None:
@@ -343,7 +411,7 @@ def test_a_table_that_keeps_deleted_rows_does_not_double_them(job: Job, name: st
     rows(job.reach, KEEPS_ROWS[name])
     with pytest.raises(SinkMismatch, match="keeps rows of batch 1") as refused:
         job.write(1, "again")
-    assert "\\d+ public.delays" in refused.value.hint
+    assert '\\d+ "public"."delays"' in refused.value.hint
     for _ in range(2):  # nothing was touched, so the second is refused as the first
         with pytest.raises(SinkMismatch, match="keeps rows of batch 1"):
             job.start(first)
@@ -459,6 +527,23 @@ def test_a_database_that_refuses_connections_is_tried_again(job: Job, postgres: 
         postgres.start()
     assert job.start(position).write(1, "b")["batch"] == 1
     assert job.found() == expected((0, "a"), (1, "b"))
+
+
+def test_a_commit_whose_answer_is_lost_is_not_told_to_be_undone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has committed, and the connection broke before its answer came."""
+    leave = psycopg.Transaction.__exit__
+
+    def lose(itself: psycopg.Transaction, *raised: Any) -> Any:
+        leave(itself, *raised)
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    job.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Transaction, "__exit__", lose)
+        with pytest.raises(CheckpointFailure, match="closed the connection") as failed:
+            job.write(0, "a")
+    assert job.found() == expected((0, "a"))
+    assert "whole or not at all; the restart finds out which" in failed.value.hint
 
 
 def test_a_crash_of_postgresql_between_the_copies_and_the_move_is_missed(
