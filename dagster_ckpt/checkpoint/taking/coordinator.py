@@ -211,7 +211,7 @@ class CheckpointCoordinator:
             attempt = self._attempts[0]
             left = self._config.timeout.total_seconds() - (self._clock.monotonic() - attempt.pending.started)
             try:
-                attempt.future.exception(timeout=max(left, 0))
+                attempt.future.exception(timeout=max(left, _POLL))  # one that is being published does not expire
             except TimeoutError:
                 self._expire()
             self._collect()

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StateLayout
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, PublishUnknown
+from dagster_ckpt.errors import CheckpointError, CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.kafka import parse_topics, with_earlier_topics
 from dagster_ckpt.spark.live import QUERY, TOPICS, LiveLocation, LocalLive
@@ -208,7 +208,7 @@ def salvage(
         try:
             metadata = store.write(pending, snapshot, kind="salvage")
         except PublishUnknown:
-            metadata = store.settled(pending.number)
+            metadata = _settled(store, pending.number)
         finally:
             snapshot.release()
     except (Fenced, PublishUnknown):  # a salvaged checkpoint that arrives later would be newer than what is restored
@@ -226,6 +226,19 @@ def salvage(
         return True
     finally:
         shutil.rmtree(pins, ignore_errors=True)
+
+
+def _settled(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata:
+    """As the store tells; whatever keeps the store from telling, the outcome of the publish stays unknown."""
+    try:
+        return store.settled(number)
+    except (CheckpointFailure, Fenced, PublishUnknown):
+        raise
+    except Exception as error:
+        raise PublishUnknown(
+            f"Nobody can say whether chk-{number} of the run before is complete: {error}",
+            hint="The next start finds out.",
+        ) from error
 
 
 def _query_facts(live: LiveLocation, earlier: Facts) -> Facts:

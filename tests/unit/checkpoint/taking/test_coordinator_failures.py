@@ -366,6 +366,37 @@ class TestEnding:
     def test_a_job_without_batches_finishes(self, memory: MemoryFileSystem, pins: Pins) -> None:
         Job(memory, pins).coordinator.finish()
 
+    def test_the_end_waits_at_its_leisure_for_a_publish_in_a_storage_that_hangs(
+        self, memory: MemoryFileSystem, pins: Pins, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = Job(memory, pins, timeout="5 s")
+        job.stream.committed = 1
+        publishing, released = threading.Event(), threading.Event()
+        looks = 0
+        expire = job.coordinator._expire
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            expire()
+
+        def hang(operation: Operation) -> None:
+            if operation.name == "create" and operation.path.endswith("_metadata"):
+                publishing.set()
+                assert released.wait(60)
+
+        job.disk.plan = hang
+        with ThreadPoolExecutor(1) as pool:
+            job.coordinator._executor = pool
+            job.pass_time(11)
+            assert publishing.wait(60)
+            job.clock.advance(60)
+            monkeypatch.setattr(job.coordinator, "_expire", look)
+            threading.Timer(0.5, released.set).start()
+            job.coordinator.drain()
+        assert job.listener.done == ["chk-1"]
+        assert 1 <= looks <= 60, "a look takes at least 10 ms"
+
     def test_abandon_gives_up_what_is_under_way(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins)
         job.stream.committed = 1

@@ -29,6 +29,7 @@ from dagster_ckpt.errors import (
     CheckpointFileMissing,
     CorruptCheckpoint,
     PublishUnknown,
+    StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side, unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
@@ -360,6 +361,27 @@ def test_a_start_that_cannot_tell_whether_it_has_salvaged_begins_nothing(storage
     second = start()
     assert second.restored is not None
     assert (second.restored.kind, second.restored.batch, second.restored.epoch) == ("salvage", 2, 2)
+
+
+def test_a_start_whose_storage_goes_away_while_it_salvages_begins_nothing(storage: CopyingMemory, start: Make) -> None:
+    """The storage is away before the start can find out whether it has taken the salvaged checkpoint."""
+    first = start()
+    first.query.run(2)
+    first.checkpoint()
+    first.query.run(1)
+    held: Held = []
+
+    def away(at: Operation) -> Late | None:
+        if held:
+            raise StorageError(f"Could not {at.name} {at.path}.")
+        return Late(held) if is_publish(at) else None
+
+    with pytest.raises(PublishUnknown, match="whether chk-2 of the run before is complete: Could not"):
+        start(seen=FaultInjectingFileSystem(storage, away))
+    held[0]()
+    second = start()
+    assert second.restored is not None
+    assert (second.restored.kind, second.restored.batch) == ("salvage", 2)
 
 
 def test_a_start_whose_salvage_arrives_too_late_goes_on_from_what_is_retained(
