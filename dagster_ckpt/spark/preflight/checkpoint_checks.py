@@ -225,7 +225,8 @@ def replay_finding(
         sink: the query's sink, ``None`` if checkpoints do not cover it.
         uncovered: the format of a sink that checkpoints do not cover, ``None`` if the sink keeps no data.
         again: batches that run again with their earlier boundaries, without a gap.
-        known: batches that are known to have been planned after the checkpoint.
+        known: batches that are known to have been planned after the checkpoint; a sink that cannot go back may have
+            them, whatever it tells.
     """
     check = AFTER_IT
     count = f"{batches(again)} will be run again as planned" if again else "no batch is to be run again as it was"
@@ -244,16 +245,17 @@ def replay_finding(
             "Write to a sink that can go back, or that takes a batch twice.",
             only_doubles=True,
         )
-    newest = sink.newest_batch()
+    told = sink.newest_batch()
+    newest = max([*known, -1 if told is None else told])
     last = again[-1] if again else -1 if restored is None else restored.batch
-    if newest is None or newest <= last:
-        upto = "does not tell its newest batch" if newest is None else f"has batches up to {newest}"
+    if newest <= last:
+        upto = "does not tell its newest batch" if told is None else f"has batches up to {told}"
         return Finding.fine(check, f"{count}; the sink {upto}.")
     lost = range(last + 1, newest + 1)
     return Finding(
         check,
         Verdict.WITH_LOSS,
-        f"the sink {sink.path} cannot go back and has batches up to {newest}, and how {batches(lost)} "
+        f"the sink {sink.path} cannot go back and may have batches up to {newest}, and how {batches(lost)} "
         f"{'was' if len(lost) == 1 else 'were'} bounded is not known or not to be heeded: with other rows under the "
         "same numbers, their rows would be lost or doubled.",
         "Launch without replay_to, restore a newer checkpoint, or give the sink a rollback_to.",

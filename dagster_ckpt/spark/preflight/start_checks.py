@@ -225,7 +225,13 @@ def _checked(
         operators_finding(job.name, restored, start.writer),
         state_keys_finding(restored, start.state_keys),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
-        replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
+        replay_finding(
+            restored,
+            start.sink,
+            None if start.plan.is_transient else start.plan.format,
+            again,
+            _may_be_written(start, restored, known),
+        ),
         directories_finding(
             job.name, restored, start.writer, start.location, gives_up_in_flight=start.gives_up_in_flight
         ),
@@ -279,7 +285,28 @@ def _places(start: ProposedStart, restored: CheckpointMetadata | None, plans: Se
 
 def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[int]:
     """The batches that are known to have been planned after the checkpoint."""
-    return sorted([*known, *(() if restored is None else in_flight_batch(start.location, restored.batch))])
+    if restored is None:
+        return sorted(known)
+    written = _may_be_written(start, restored, known)
+    return sorted({*known, *written, *in_flight_batch(start.location, restored.batch)})
+
+
+def _may_be_written(start: ProposedStart, restored: CheckpointMetadata, known: Sequence[int]) -> Sequence[int]:
+    """The batches after the checkpoint that the sink may have, as far as the job's records tell.
+
+    The archive forgets the plans of batches that every retained checkpoint covers. For a sink that cannot go back, the
+    first and the last of these batches are known from the newest checkpoint.
+    """
+    if start.can_choose_anew:
+        return known
+    if start.elsewhere or start.origin is not start.catalog:
+        return ()  # they went to another sink
+    if start.request.restore_from == LATEST or start.request.fork_from is not None:
+        return known
+    newest = newest_of(start.catalog)
+    if newest is None or newest.batch <= restored.batch:
+        return known
+    return sorted({*known, restored.batch + 1, newest.batch})
 
 
 def _read_again(start: ProposedStart, restored: CheckpointMetadata | None) -> Sequence[PlannedBatch]:

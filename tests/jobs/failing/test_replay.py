@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import RestoreWithLoss
 from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import Bench, Launch, Row, eventually
+from tests.jobs.savepoints import Take
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-def replaced(bench: Bench, session: SparkSession) -> DataStreamWriter:
+def replaced(bench: Bench, session: SparkSession, *, tells: bool = True) -> DataStreamWriter:
     """Every batch replaces the file of its id, and leaves a note each time it is written."""
     directory = bench.root / "batches"
 
@@ -35,7 +37,7 @@ def replaced(bench: Bench, session: SparkSession) -> DataStreamWriter:
         return max((int(file.stem) for file in directory.glob("*.json")), default=None)
 
     rows = bench.read(session).dropDuplicates(["id"]).select("id", "v")
-    writer = sink_to(rows, ForeachBatchSink("batches", write, newest_batch=newest_batch))
+    writer = sink_to(rows, ForeachBatchSink("batches", write, newest_batch=newest_batch if tells else None))
     return writer.trigger(availableNow=True) if bench.until_done else writer
 
 
@@ -102,6 +104,35 @@ def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(b
     assert "how batches 2 to 4 were" in bench.refused(RestoreWithLoss).message
     shutil.rmtree(archive, ignore_errors=True)
     (bench.root / "wal").rename(archive)
+    assert in_batches(bench) == before
+    bench.tick(1)
+    assert in_batches(bench) == bench.expected()
+
+
+@pytest.mark.slow
+def test_an_older_savepoint_gives_no_other_rows_to_a_sink_that_tells_nothing(bench: Bench, take: Take) -> None:
+    """Nobody keeps the plans of the batches after it any more, and the newest checkpoint tells that they were there."""
+    bench.query = partial(replaced, tells=False)
+    bench.root.mkdir(parents=True, exist_ok=True)
+    (bench.root / "written.jsonl").touch()
+    bench.until_done = False
+    launch = bench.launch(bench.job(config=CheckpointConfig(interval="50 ms", num_retained=1)))
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    savepoint = ""
+    for batch in range(4):
+        bench.land(1)
+        eventually(
+            f"batch {batch} is captured",
+            lambda batch=batch: bool(launch.completed) and launch.completed[-1].batch == batch,  # type: ignore[misc]
+            unless=launch.check,
+        )
+        savepoint = savepoint or take(bench).pointer
+    launch.run.cancel()
+    launch.result()
+    bench.until_done = True
+    before = in_batches(bench)
+    refusal = bench.refused(RestoreWithLoss, restore_from=savepoint)
+    assert "may have batches up to 3, and how batches 1 to 3 were bounded is not known" in refusal.message
     assert in_batches(bench) == before
     bench.tick(1)
     assert in_batches(bench) == bench.expected()
