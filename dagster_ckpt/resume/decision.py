@@ -363,26 +363,21 @@ def _is_interrupted(facts: Facts, claim: Claim) -> bool:
 
 
 def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
-    """The runs that were launched to continue the run of the claim; none of them has claimed the job.
-
-    The parent of each run identifies them, not a clock.
-    """
+    """The runs that were launched to continue the run of the claim, their parent; none of them has claimed the job."""
     return [run for run in facts.others if run.is_resume and run.series == claim.series and run.parent == claim.run_id]
 
 
 def _restart(facts: Facts, claim: Claim) -> Action:
     failures = in_order(facts.failures)
-    if _is_interrupted(facts, claim) and not any(run.status == "FAILURE" for run in _resumes(facts, claim)):
+    tried = [run.run_id for run in _resumes(facts, claim) if run.status == "FAILURE"][:1]  # the newest
+    if _is_interrupted(facts, claim) and not tried:
         return _resume(facts, claim, len(failures), f"run {claim.run_id} was interrupted, which is no failure")
     if not failures:
         return Wait("no failure is on record")  # another tick is recording it
     # A run that records such a failure records its end next, and nobody needs a clock to know which one is its last.
-    own = [failure for failure in failures if failure.run_id == claim.run_id and failure.sequence != DIED]
-    if own and not (last := max(own, key=lambda failure: failure.sequence)).recoverable:
-        return EndJob(JobStatus.FAILED, f"{last.reason} (a restart cannot help)")
-    # Nor which of the runs that were to go on is the newest.
-    tried = [run.run_id for run in _resumes(facts, claim) if run.status == "FAILURE"][:1]
-    if vain := [failure for failure in failures if failure.run_id in tried and not failure.recoverable]:
+    own = [item for item in failures if item.run_id == claim.run_id and item.sequence != DIED]
+    last = max(own, key=lambda failure: failure.sequence, default=None)
+    if vain := [item for item in failures if not item.recoverable and (item is last or item.run_id in tried)]:
         return EndJob(JobStatus.FAILED, f"{vain[0].reason} (a restart cannot help)")
     found = Streak.of(failures)
     if found is not None and found.ends_loop(facts.poison_batch_attempts):
