@@ -451,8 +451,8 @@ def test_the_command_tells_each_check_and_changes_nothing(ticked: Bench) -> None
     lost = min(ticked.sink.glob("part-*.parquet"))
     lost.rename(ticked.root / "lost")
     told = preflight(ticked)
-    assert told.exit_code == 4
-    assert f"{lost}, which the file sink had written by then, is missing" in told.stdout
+    assert told.exit_code == 3
+    assert f"that a batch had written to {ticked.sink} is gone: {lost}" in told.stdout
     (ticked.root / "lost").rename(lost)
     assert ticked.photograph() == before
     alive = Heartbeat(

@@ -263,9 +263,9 @@ def test_a_sink_that_lost_one_file(ticked: Bench) -> None:
     lost = min(ticked.sink.glob("part-*.parquet"))
     content, times = lost.read_bytes(), lost.stat()
     lost.unlink()
-    refusal = ticked.refused(SinkMismatch)
+    refusal = ticked.refused(RestoreWithLoss)
     assert str(lost) in refusal.message
-    assert "put the file back" in refusal.hint
+    assert "Put the files back" in refusal.hint
     lost.write_bytes(content[:-1])
     assert str(lost) in ticked.refused(SinkMismatch).message
     lost.write_bytes(content)
