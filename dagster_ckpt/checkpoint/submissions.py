@@ -77,7 +77,7 @@ class LatestSubmission:
 
     Attributes:
         number: of the submission, 0 before the first.
-        submission: its record, ``None`` if there is none.
+        submission: the record of the submission, ``None`` without a record.
         outcome: what has become of it, ``None`` while its driver may come.
     """
 

@@ -170,7 +170,7 @@ class Webserver:
         """What Dagster has replied, also if it refuses: the kind of the reply, and the reply.
 
         Raises:
-            InvalidConfiguration: the URL is none.
+            InvalidConfiguration: the text is no URL.
             CheckpointError: there is no reply of Dagster, which says nothing about what Dagster has done.
         """
         body: Any = {"query": query, "variables": dict(variables)}

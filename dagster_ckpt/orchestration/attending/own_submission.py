@@ -42,7 +42,7 @@ class OwnSubmission:
         self._made: Submission | None = None
 
     def made(self) -> Submission | None:
-        """The submission, perhaps of an earlier process of the run; ``None`` if there is none that stands."""
+        """The submission that stands, perhaps of an earlier process of the run; ``None`` if no submission stands."""
         self._made = self._made or self._records.submissions.of(self._driver)
         return self._made
 
