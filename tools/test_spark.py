@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,32 +42,37 @@ def main() -> int:
     runs.append((f"Spark {releases[0]} and newer", sys.executable, upgrade))
     workers = max(1, _WORKERS // len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
-        passed = [pool.submit(_pytest, *run, workers) for run in runs]
-        return int(not all(run.result() for run in passed))
+        failed = [lines for lines in pool.map(lambda run: _pytest(*run, workers), runs) if lines]
+    # Once more and last: the lines of a run that passed may be many, and whoever reads the end must see what failed.
+    for lines in failed:
+        print(*lines, sep="", end="", flush=True)
+    return int(bool(failed))
 
 
-def _pytest(name: str, python: str, chosen: str, workers: int) -> bool:
-    """Whether tests ran and all passed; each line that they print begins with the name."""
+def _pytest(name: str, python: str, chosen: str, workers: int) -> list[str]:
+    """The last lines of tests that did not all pass, none otherwise; each line begins with the name."""
     mark = f"pytest.mark.{chosen.partition(' ')[0]}"
     # To collect all tests, of which few are chosen, takes longer than a test.
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if mark in path.read_text("utf-8")]
     directories = sorted({str(path.parent) for path in files})
     # A worker without a test takes some of another's: one file has a third of the work.
     side_by_side = ("--numprocesses", str(workers), "--dist", "worksteal")
-    return _run(name, [python, "-m", "tests.helpers.local_spark"]) and _run(
+    return _run(name, [python, "-m", "tests.helpers.local_spark"]) or _run(
         name, [python, "-m", "pytest", "-m", chosen, *side_by_side, *directories]
     )
 
 
-def _run(name: str, command: list[str]) -> bool:
-    """Whether a command succeeds."""
+def _run(name: str, command: list[str]) -> list[str]:
+    """The last lines of a command that fails, none of one that succeeds."""
     running = subprocess.Popen(  # noqa: S603
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     assert running.stdout is not None
+    last: deque[str] = deque(maxlen=100)
     for line in running.stdout:
-        print(f"{name}: {line}", end="", flush=True)
-    return running.wait() == 0
+        last.append(f"{name}: {line}")
+        print(last[-1], end="", flush=True)
+    return [f"{name} failed; its last lines:\n", *last] if running.wait() else []
 
 
 if __name__ == "__main__":
