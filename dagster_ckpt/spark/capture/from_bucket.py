@@ -1,8 +1,9 @@
 """Pinning what a restart after one committed batch needs, from a live location in the storage.
 
-The location is listed once, with the version of every object. Logs are small, so they are copied to this machine. The
-files of state stores are pinned by version and stay in the storage; only files that name other files are read. Spark
-may delete a pinned object before the object is copied: the checkpoint attempt then fails, as for any missing object.
+The location is listed once, with the version of every object. Small logs are copied to this machine. The files of state
+stores are pinned by version and stay in the storage; only files that name other files are read. So is a long log of a
+source, which lists each file that the source has ever read. Spark may delete a pinned object before the object is
+copied: the checkpoint attempt then fails, as for any missing object.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dagster_ckpt.spark.sinks import PositionReader
 from dagster_ckpt.threads import Threads
 
 __all__ = ["capture_stored"]
+
+_SOURCES = "sources/"
 
 
 def capture_stored(
@@ -72,7 +75,7 @@ class _StoredCapture(Capture):
     def _pinned(self, path: str, key: str) -> PinnedFile:
         source = self._listed.source(path)
         identity = stored_identity(source.of)
-        if is_state_data(path):
+        if is_state_data(path) or (path.startswith(_SOURCES) and not self._listed.is_small(path)):
             return PinnedFile(key, "", source.of.size, identity, source=source)
         local = Path(self._target) / f"{len(self._files)}-{path.rpartition('/')[2]}"
         local.write_bytes(self._listed.read(path))

@@ -134,6 +134,10 @@ class ListedLocation(StoredCheckpointLocation):
             raise self.purged(path)
         return StoredSource(self.store, f"{self.directory}/{path}", stored)
 
+    def is_small(self, path: str) -> bool:
+        """Whether an object that is listed is remembered once it was read."""
+        return self.objects[path].size <= _SMALL
+
     def read(self, path: str) -> bytes:
         """The bytes of an object; a small object is remembered.
 
