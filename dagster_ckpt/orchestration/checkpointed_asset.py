@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -92,11 +92,6 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         return self.operate(super().with_resources(*args, **kwargs), self)
 
     @property
-    def definition(self) -> dg.AssetsDefinition:
-        """The output asset."""
-        return self
-
-    @property
     def job_name(self) -> str:
         """The name of the Dagster job that materializes the output asset."""
         return self.job.name
@@ -110,6 +105,11 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     def restart(self) -> RestartStrategy:
         """What happens after a failure, unless a run says otherwise."""
         return self.settings.restart
+
+    @property
+    def launch_conf(self) -> Mapping[str, str]:
+        """Settings of the state backend that take effect only when Spark is started."""
+        return {} if self.state_backend is None else self.state_backend.launch_conf()
 
     @property
     def partitions_name(self) -> str:

@@ -84,15 +84,14 @@ def streaming_job(
     """
     asset.versions.check_known(run.request.code_version)
     spark = own_spark(getattr(context.resources, asset.spark_key))
-    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
     arguments = asset.parameters.arguments(context, op_config)
     return StreamingJob.stored_in(
         getattr(context.resources, asset.storage_key),
         filesystem,
         name=asset.name,
         query=lambda session: asset.function(context, session, **arguments),
-        session=lambda: spark.session(asset.name, required),
-        start_jvm=partial(spark.start_jvm, asset.name, required) if spark.starts_early else None,
+        session=partial(spark.session, asset.name, asset.launch_conf),
+        start_jvm=partial(spark.start_jvm, asset.name, asset.launch_conf) if spark.starts_early else None,
         config=run.config,
         restart=run.restart,
         state_backend=asset.state_backend,

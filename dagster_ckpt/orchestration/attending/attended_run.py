@@ -61,8 +61,7 @@ def attended(
                     hint="Leave them out of the run configuration, and change the definitions, or use dg.EnvVar in "
                     "them.",
                 )
-            required = None if asset.state_backend is None else asset.state_backend.launch_conf()
-            attendant.submit(spark, required, series, given)
+            attendant.submit(spark, asset.launch_conf, series, given)
         except CheckpointError as error:
             record_failed_start(catalog.records, own, series, error, SystemClock())
             raise

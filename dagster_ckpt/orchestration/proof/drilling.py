@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ def run_drill(
     """
     catalog = getattr(context.resources, asset.storage_key).catalog(asset.name)
     starts = spark or own_spark(getattr(context.resources, asset.spark_key))
-    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
     job = replace(
         streaming_job(asset, asset.settings.of_run({}), context, given, catalog.filesystem),
-        session=lambda: starts.session(f"{asset.name}_drill", required),
+        session=partial(starts.session, f"{asset.name}_drill", asset.launch_conf),
     )
     return drill_restore(job, catalog, SystemClock(), scratch_directory=scratch_directory, timeout=timeout, bar=bar)

@@ -42,8 +42,7 @@ def launch_jvm(
         return
     try:
         if isinstance(instance.run_launcher, dg.DefaultRunLauncher):
-            backend = asset.state_backend
             spark = resource.process_config_and_initialize()  # variables of the environment have their values
-            spark.launch_jvm(asset.name, None if backend is None else backend.launch_conf())
+            spark.launch_jvm(asset.name, asset.launch_conf)
     except Exception as error:
         _log.warning("The JVM of job %s is started by its run: %s", asset.name, error)

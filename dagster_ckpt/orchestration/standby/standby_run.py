@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -237,8 +238,7 @@ class StandbyRun:
                 f"Job {asset.name!r} has standby=True, and a driver of its own by SparkSubmitResource.",
                 hint="Leave standby out: the driver goes on when its Dagster run dies.",
             )
-        required = None if asset.state_backend is None else asset.state_backend.launch_conf()
-        return lambda: spark.session(asset.name, required)
+        return partial(spark.session, asset.name, asset.launch_conf)
 
     def _decided(self, claim: Claim) -> Takeover | str | None:
         """Do what the sensor would do, and take the job over where it would launch a run that resumes the job."""

@@ -60,7 +60,7 @@ def test_the_function_gives_its_name_and_description() -> None:
     assert asset.checkpoints_key == dg.AssetKey(["delays_checkpoints"])
     assert (asset.name, asset.job_name, asset.op_name) == ("delays", "delays_job", "delays")
     assert asset.partitions_name == "delays_checkpoints"
-    assert asset.definition.descriptions_by_key[asset.key] == "Counts delays."
+    assert asset.descriptions_by_key[asset.key] == "Counts delays."
 
 
 @pytest.mark.parametrize("prefix", ["flights", ["flights"]])
@@ -94,10 +94,10 @@ def test_what_the_user_chooses_is_used() -> None:
         tags={"tier": "1"},
         metadata={"note": "n"},
     )(delays)
-    spec = asset.definition.get_asset_spec(asset.key)
+    spec = asset.get_asset_spec(asset.key)
     assert (spec.group_name, spec.kinds, spec.description) == ("flights", {"pyspark"}, "Late.")
     assert (spec.owners, spec.tags["tier"], spec.metadata["note"]) == (["team:data"], "1", "n")
-    assert asset.definition.required_resource_keys >= {"store", "cluster"}
+    assert asset.required_resource_keys >= {"store", "cluster"}
     assert asset.checkpoints.group_name == "flights"
     assert asset.config.interval == timedelta(seconds=3)
 
@@ -249,7 +249,7 @@ def test_partitions_of_the_checkpoints_are_dynamic_and_the_stream_has_none() -> 
     asset = checkpointed_streaming_asset()(delays)
     assert isinstance(asset.checkpoints.partitions_def, dg.DynamicPartitionsDefinition)
     assert asset.checkpoints.partitions_def.name == asset.partitions_name
-    assert asset.definition.partitions_def is None
+    assert asset.partitions_def is None
 
 
 def test_restore_from_is_the_launchpads_to_choose_and_latest_by_default() -> None:
