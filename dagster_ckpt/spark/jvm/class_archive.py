@@ -200,7 +200,7 @@ def with_archive(conf: Mapping[str, str], *, wanted: bool) -> Iterator[None]:
     if options is None:
         yield
         return
-    with launched_with(OPTIONS_VARIABLE, lambda before: f"{options} {before}".strip()):
+    with launched_with(options):
         yield
 
 

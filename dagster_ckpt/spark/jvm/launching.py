@@ -1,11 +1,11 @@
-"""What a JVM is launched with: options for its start, in environment variables that this process has only so long."""
+"""What a JVM is launched with: options for its start, in an environment variable that this process has only so long."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -37,39 +37,33 @@ _LATE_OPTIMIZATION = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-#: One launch at a time, which may change several variables.
+#: One launch at a time: the variable is the process's. A thread may add more options within its launch.
 _launching = threading.RLock()
 
 
 @contextmanager
-def launched_with(variable: str, change: Callable[[str], str]) -> Iterator[None]:
-    """Launch a JVM in this context with another value of an environment variable.
-
-    Args:
-        variable: its name.
-        change: takes the present value, or an empty text if the variable is not set; returns the other value.
-    """
+def launched_with(options: str) -> Iterator[None]:
+    """Launch a JVM in this context with more options; those that the environment has come after them, and win."""
     with _launching:
-        before = os.environ.get(variable)
-        os.environ[variable] = change(before or "")
+        before = os.environ.get(OPTIONS_VARIABLE)
+        os.environ[OPTIONS_VARIABLE] = f"{options} {before or ''}".strip()
         try:
             yield
         finally:
             if before is None:
-                del os.environ[variable]
+                del os.environ[OPTIONS_VARIABLE]
             else:
-                os.environ[variable] = before
+                os.environ[OPTIONS_VARIABLE] = before
 
 
 def launched_for_a_short_start() -> AbstractContextManager[None]:
     """Launch a JVM in this context that optimizes its code later; options of the user win."""
-    return launched_with(OPTIONS_VARIABLE, lambda before: f"{_LATE_OPTIMIZATION} {before}".strip())
+    return launched_with(_LATE_OPTIMIZATION)
 
 
 def launched_with_compiler(conf: Mapping[str, str]) -> AbstractContextManager[None]:
     """Launch a JVM of a session's conf in this context that loads Spark's compiler as it loads Java's own classes."""
-    option = compiler_option(conf)
-    return launched_with(OPTIONS_VARIABLE, lambda before: f"{option} {before}".strip())
+    return launched_with(compiler_option(conf))
 
 
 def compiler_option(conf: Mapping[str, str]) -> str:
