@@ -36,6 +36,7 @@ __all__ = ["JobState", "job_state", "states_of_jobs"]
 _FAILED = "FAILED"
 _RUNNING = "RUNNING"
 _UNREADABLE = "UNREADABLE"
+_HOUR = 3600.0
 #: Jobs whose checkpoints are read side by side.
 _AT_ONCE = 64
 #: A process that looks at fewer jobs costs more than it saves; and the most processes.
@@ -99,9 +100,9 @@ class JobState:
         """Seconds since the newest checkpoint was written, never negative; ``None`` without a checkpoint."""
         return None if self.newest is None else round(max(now - seconds_of(self.newest.written_at), 0), 1)
 
-    def failures_within(self, seconds: float, now: float) -> int:
-        """How many of the failures are of the last ``seconds``."""
-        return sum(now - failure.at <= seconds for failure in self.failures)
+    def failures_in_the_last_hour(self, now: float) -> int:
+        """How many of the failures are of the last hour."""
+        return sum(now - failure.at <= _HOUR for failure in self.failures)
 
     @property
     def has_failed(self) -> bool:

@@ -30,7 +30,6 @@ __all__ = ["starts", "status"]
 
 #: Seconds between two looks, at least.
 _SHORTEST = 0.1
-_HOUR = 3600.0
 #: A checkpoint that has been due for so many seconds is told of; less is common.
 _LONG = 120.0
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -173,7 +172,7 @@ def _row(found: JobState, now: float) -> dict[str, Any]:
         "run": found.run_id,
         "epoch": found.epoch,
         "failures": len(found.failures),
-        "failures_last_hour": found.failures_within(_HOUR, now),
+        "failures_last_hour": found.failures_in_the_last_hour(now),
         "last_failure": None if last is None else {"at": iso(last.at), "run": last.run_id, "reason": last.reason},
         "failed_checkpoints": None if failed is None else {**asdict(failed), "at": iso(failed.at)},
         "checkpoint_due_seconds": found.due_seconds,

@@ -28,7 +28,6 @@ CHECK = "healthy"
 #: Seconds between two looks of a run at its own job; in a bucket, where a look costs some listings, the second figure
 #: holds while the job is healthy and nothing happens.
 _LOOK, _QUIET = 60.0, 3600.0
-_HOUR = 3600.0
 
 
 def healthy_check(
@@ -239,7 +238,7 @@ def _troubles(found: JobState, config: CheckpointConfig, most_restarts: int | No
             f"not completed; {bound} is borne.{why} See whether a batch hangs (Spark's UI, the run's log) and whether "
             "the checkpoint storage answers and has space."
         )
-    restarts = found.failures_within(_HOUR, now)
+    restarts = found.failures_in_the_last_hour(now)
     if most_restarts is not None and restarts > most_restarts:
         told.append(
             f"{found.state}, and it failed {restarts} times in the last hour; {most_restarts} restarts an hour are "
@@ -260,7 +259,7 @@ def _metadata(found: JobState, clock: Clock) -> dict[str, Any]:
         "state": found.state,
         "run": found.run_id,
         "failures": len(found.failures),
-        "failures_in_the_last_hour": found.failures_within(_HOUR, now),
+        "failures_in_the_last_hour": found.failures_in_the_last_hour(now),
         "last_failure": None if last is None else in_one_line(redacted(last.reason)),
         "last_failure_at": None if last is None else dg.MetadataValue.timestamp(datetime.fromisoformat(iso(last.at))),
         "failed_checkpoints_in_a_row": None if failed is None else failed.in_a_row,

@@ -46,6 +46,7 @@ __all__ = [
 
 #: Seconds for which other runs wait for a started run to claim the job.
 STARTUP_LIMIT = 120.0
+_NEVER_BEGAN = f"it did not begin within {STARTUP_LIMIT:.0f} s"
 #: Seconds after a run has failed to attend a driver, before the next one is launched.
 ATTEND_PAUSE = 60.0
 #: Runs that are launched to tell how a driver has ended, if those before have failed: the job is over, and each run
@@ -263,7 +264,7 @@ def decide(facts: Facts) -> Action:
     if starting := [run for run in facts.others if run.is_active and _may_begin(run, facts)]:
         return Wait(f"run {starting[0].run_id} is starting")
     if stuck := [run for run in facts.others if run.is_active and run.is_resume and run.status != "QUEUED"]:
-        return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
+        return MarkDead(stuck[0].run_id, False, _NEVER_BEGAN)
     if unrecorded := _unrecorded(facts, claim):
         return RecordFailures(unrecorded)
     return _restart(facts, claim)
@@ -321,7 +322,7 @@ def _coming(launched: Sequence[RunFacts], facts: Facts, claim: Claim) -> Action 
     if starting := [run for run in launched if run.is_active and _may_begin(run, facts)]:
         return Wait(f"run {starting[0].run_id} is about to attend the driver of run {claim.run_id}")
     if stuck := [run for run in launched if run.is_active and run.status != "QUEUED"]:
-        return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
+        return MarkDead(stuck[0].run_id, False, _NEVER_BEGAN)
     return None
 
 

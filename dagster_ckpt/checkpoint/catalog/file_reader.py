@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -295,7 +294,7 @@ def read_files(
         for file in packs[reference]:
             begin = file.offset or 0
             content = bytes(data[begin : begin + file.size])
-            broken[file.path] = _compared(file, _written(content), f"{storage.url}/{path}")
+            broken[file.path] = _compared(file, Written.of(content), f"{storage.url}/{path}")
             if target is not None:
                 (target / file.path).write_bytes(content)
             told(file.size)
@@ -311,7 +310,7 @@ def read_files(
     with _named_if_local(files, target):
         for file in files:
             if file.inline is not None:
-                broken[file.path] = _compared(file, _written(file.inline), "_metadata")
+                broken[file.path] = _compared(file, Written.of(file.inline), "_metadata")
                 if target is not None:
                     (target / file.path).write_bytes(file.inline)
                 told(file.size)
@@ -348,12 +347,17 @@ def _gone(file: FileEntry, where: str) -> _BrokenFile:
     return _BrokenFile(CheckpointFileMissing, where, file.path, "is gone")
 
 
+def _changed(file: FileEntry, size: int, where: str) -> _BrokenFile:
+    """The entry for a file that holds other bytes, ``size`` of them."""
+    what = f"has {size} bytes instead of {file.size}" if size != file.size else "was changed"
+    return _BrokenFile(CheckpointFileChanged, where, file.path, what)
+
+
 def _compared_copy(file: FileEntry, found: Stored, where: str) -> _BrokenFile | None:
     """What is wrong with a file that its bucket had copied; ``None`` when nothing is."""
     if file.stored is None or found.is_copy_of(file.stored):
         return None
-    what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
-    return _BrokenFile(CheckpointFileChanged, where, file.path, what)
+    return _changed(file, found.size, where)
 
 
 def _unpinned(store: ServerSide | None, file: FileEntry, path: str, where: str) -> _BrokenFile | None:
@@ -387,9 +391,4 @@ def _brought_as_pinned(
 def _compared(file: FileEntry, found: Written, where: str) -> _BrokenFile | None:
     if (found.size, found.sha256) == (file.size, file.sha256):
         return None
-    what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
-    return _BrokenFile(CheckpointFileChanged, where, file.path, what)
-
-
-def _written(data: bytes) -> Written:
-    return Written(len(data), hashlib.sha256(data).hexdigest())
+    return _changed(file, found.size, where)

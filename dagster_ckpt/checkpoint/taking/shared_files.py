@@ -181,7 +181,7 @@ class SharedFiles:
         inline_bytes = 0
         with self._lock:
             for file in snapshot.files:
-                known = self._by_identity.get((file.path, file.identity)) if file.identity is not None else None
+                known = self._known(file)
                 if known is not None and known.reference is not None:
                     entries[file.path] = known
             # In use from before the first decision to reuse a file until the publish: a subsumption that runs
@@ -251,15 +251,17 @@ class SharedFiles:
                     "or raise max_state_size.",
                 )
             with self._lock:
-                known = self._by_identity.get((file.path, file.identity)) if file.identity is not None else None
+                known = self._known(file)
             entries.append(known or self._inline(file))
             new_bytes += 0 if known else file.size
         return tuple(entries), new_bytes
 
+    def _known(self, file: PinnedFile) -> FileEntry | None:
+        """The retained entry of this very file."""
+        return None if file.identity is None else self._by_identity.get((file.path, file.identity))
+
     def _inline(self, file: PinnedFile) -> FileEntry:
-        if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:
-            return known
-        return inline_entry(file.path, file.read())
+        return self._known(file) or inline_entry(file.path, file.read())
 
     def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
         """The retained entry of the same name and content: needed after a restart, when identities are unknown."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -219,7 +218,7 @@ class HdfsFileSystem(FileSystem):
             raise Stopped
         if isinstance(source, bytes) and len(source) <= client_calls.MOST_BY_PY4J:
             self._directory.call(lambda client: client_calls.write_small(client, target, source))
-            return Written(len(source), hashlib.sha256(source).hexdigest())
+            return Written.of(source)
         if isinstance(source, bytes):
             with tempfile.NamedTemporaryFile(prefix="dagster-ckpt-") as scratch:
                 scratch.write(source)

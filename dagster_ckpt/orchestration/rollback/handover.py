@@ -13,7 +13,7 @@ import dagster as dg
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.run_settings import going_on, op_config
+from dagster_ckpt.orchestration.run_settings import going_on, op_config, with_resources_of
 from dagster_ckpt.shown_text import redacted
 
 __all__ = ["ACCEPTED", "ask", "goes_back", "has_chosen", "last_config", "pending", "requested", "settle", "why_over"]
@@ -93,9 +93,7 @@ def requested(
         "allow_loss": bool(asked.get("allow_loss", False)),
         **{key: asked[key] for key in ("state_partitions", "start_sources", "code_version") if asked.get(key)},
     }
-    config: dict[str, Any] = {"ops": {op_name: {"config": given}}}
-    if last is not None and "resources" in last.run_config:
-        config["resources"] = last.run_config["resources"]
+    config = with_resources_of(last, op_name, given)
     tags = {
         **({} if last is None else names.of_user(last.tags)),
         names.JOB_TAG: rollback.tags[names.ROLLBACK_OF_TAG],

@@ -169,13 +169,14 @@ class DeltaSink(TableSink):
         commit = self._table.commit_of(self._version)
         ours = commit is not None and commit.marks.get(self._application) == self._mark
         if not ours and (commit is not None or self._table.identifier != self._identifier):
-            raise self._created_again("Nothing was written.")
+            raise self._created_again()
 
-    def _created_again(self, written: str) -> SinkMismatch:
+    def _created_again(self) -> SinkMismatch:
         return SinkMismatch(
             f"The Delta table {self._path} was deleted and created again while the job wrote to it: it does not have "
             f"version {self._version} of this run.",
-            hint=f"{written} Put the table back, or write elsewhere and start from nothing with restore_from: none.",
+            hint="Nothing was written. Put the table back, or write elsewhere and start from nothing with "
+            "restore_from: none.",
         )
 
     def _look(self, run: SinkRun, newest: int, table: str, newest_mark: Callable[[], int]) -> None:
@@ -203,7 +204,7 @@ class DeltaSink(TableSink):
             if commit is None:
                 break
         if newest < self._version or table != self._identifier:
-            raise self._created_again("Nothing was written.")
+            raise self._created_again()
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 

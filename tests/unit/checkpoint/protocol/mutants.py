@@ -47,7 +47,7 @@ def metadata_first(patch: pytest.MonkeyPatch) -> None:
     def later(files: DataFiles, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> list[Written]:
         waiting.of = [*getattr(waiting, "of", []), (files, items, stop)]
         contents = [item if isinstance(item, bytes) else item.read_bytes() for _, item in items]
-        return [reading._written(content) for content in contents]
+        return [Written.of(content) for content in contents]
 
     def first(store: CompletedCheckpointStore, *arguments: Any, **options: Any) -> Any:
         waiting.of = []
