@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,13 +17,11 @@ __all__ = [
     "HEARTBEAT_TIMEOUT",
     "INTERVALS_PER_TIMEOUT",
     "LONGEST_HEARTBEAT_TIMEOUT",
-    "SUBSUMED",
     "UNLIMITED",
     "CheckpointConfig",
     "CheckpointingMode",
     "ExternalizedCheckpointCleanup",
     "JobStatus",
-    "Occasion",
 ]
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -70,12 +68,6 @@ class JobStatus(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
     SUSPENDED = "SUSPENDED"
-
-
-#: A newer checkpoint completed, and the retention does not keep this checkpoint.
-SUBSUMED: Literal["SUBSUMED"] = "SUBSUMED"
-#: When a checkpoint may be deleted: the job ended, or a newer checkpoint completed.
-Occasion: TypeAlias = JobStatus | Literal["SUBSUMED"]
 
 
 def _at_least_10_ms(value: timedelta) -> timedelta:
@@ -294,18 +286,14 @@ class CheckpointConfig(BaseModel):
             policies.append(KeepEvery(self.retain_every))
         return AnyOf(tuple(policies))
 
-    def discards(self, occasion: Occasion, *, savepoint: bool = False) -> bool:
-        """Whether checkpoints, or savepoints, are deleted on ``occasion``: Flink's table.
+    def discards(self, status: JobStatus) -> bool:
+        """Whether a job that ends with ``status`` deletes its checkpoints: Flink's table.
 
         Two rows differ: ``FINISHED`` always deletes in Flink, but here only without ``retain_on_success``; a
         ``SUSPENDED`` job deletes nothing, as in Flink with high availability. Pinned checkpoints always stay. A
         savepoint that a job has claimed is deleted like its checkpoints.
         """
-        if savepoint:
-            return False
-        match occasion:
-            case "SUBSUMED":
-                return True
+        match status:
             case JobStatus.SUSPENDED:
                 return False
             case JobStatus.FINISHED:
@@ -315,7 +303,9 @@ class CheckpointConfig(BaseModel):
             case JobStatus.FAILED:
                 return self.cleanup is ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
-    def discarded_when(self, *, savepoint: bool = False) -> str:
-        """The occasions on which :meth:`discards` is true, for people: ``SUBSUMED, CANCELED``, or ``never``."""
-        occasions: list[Occasion] = [SUBSUMED, *JobStatus]
-        return ", ".join(occasion for occasion in occasions if self.discards(occasion, savepoint=savepoint)) or "never"
+    def discarded_when(self) -> str:
+        """The occasions on which checkpoints are deleted, for people: ``SUBSUMED, CANCELED``.
+
+        A checkpoint is subsumed when a newer one completes and the retention does not keep it.
+        """
+        return ", ".join(["SUBSUMED", *(status for status in JobStatus if self.discards(status))])

@@ -357,7 +357,6 @@ def _keep_in_group(asset: CheckpointedStreamingAsset) -> None:
             job,
             asset.storage_key,
             group_name,
-            deleted_when=asset.config.discarded_when(savepoint=True),
         ),
     )
 

@@ -48,7 +48,6 @@ def savepoints_asset(
     job_name: str,
     storage_key: str,
     group_name: str | None,
-    deleted_when: str,
 ) -> dg.AssetsDefinition:
     """The asset: it asks a running job for a savepoint; for a stopped job it copies the newest completed checkpoint.
 
@@ -60,7 +59,6 @@ def savepoints_asset(
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
         group_name: as of any asset.
-        deleted_when: shown with the asset.
     """
 
     @dg.asset(
@@ -72,7 +70,7 @@ def savepoints_asset(
         "can be moved, and is never deleted by retention or cleanup. Its observations tell of each savepoint that is "
         "asked for, from Dagster or a terminal: pending, in progress, completed, failed or abandoned. Where "
         "Dagster asks whether you are sure, the output does not count as materialized yet: confirm.",
-        metadata={"deleted_when": deleted_when},
+        metadata={"deleted_when": "never"},
         required_resource_keys={storage_key},
         config_schema=SavepointConfig.to_fields_dict(),
     )

@@ -10,12 +10,10 @@ import pytest
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.config import checkpoint_config
 from dagster_ckpt.config.checkpoint_config import (
-    SUBSUMED,
     CheckpointConfig,
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     JobStatus,
-    Occasion,
 )
 from dagster_ckpt.errors import InvalidConfiguration
 
@@ -155,9 +153,9 @@ def test_failures_may_be_tolerated_without_limit(given: int | None, borne: int |
 _CLEANUP = ExternalizedCheckpointCleanup
 #: What is deleted when, in Flink (reference §1.4); SUSPENDED as with high availability, where it deletes nothing.
 _FLINK = {
-    _CLEANUP.NO_EXTERNALIZED_CHECKPOINTS: {"SUBSUMED", "FINISHED", "CANCELED", "FAILED"},
-    _CLEANUP.DELETE_ON_CANCELLATION: {"SUBSUMED", "FINISHED", "CANCELED"},
-    _CLEANUP.RETAIN_ON_CANCELLATION: {"SUBSUMED", "FINISHED"},
+    _CLEANUP.NO_EXTERNALIZED_CHECKPOINTS: {"FINISHED", "CANCELED", "FAILED"},
+    _CLEANUP.DELETE_ON_CANCELLATION: {"FINISHED", "CANCELED"},
+    _CLEANUP.RETAIN_ON_CANCELLATION: {"FINISHED"},
 }
 
 
@@ -165,9 +163,6 @@ _FLINK = {
 @pytest.mark.parametrize("retain_on_success", [True, False])
 def test_what_is_deleted_when(cleanup: ExternalizedCheckpointCleanup, retain_on_success: bool) -> None:
     config = CheckpointConfig(cleanup=cleanup, retain_on_success=retain_on_success)
-    occasions: list[Occasion] = [SUBSUMED, *JobStatus]
     expected = _FLINK[cleanup] - ({"FINISHED"} if retain_on_success else set())
-    assert {str(occasion) for occasion in occasions if config.discards(occasion)} == expected
-    assert not any(config.discards(occasion, savepoint=True) for occasion in occasions)
-    assert set(config.discarded_when().split(", ")) == expected
-    assert config.discarded_when(savepoint=True) == "never"
+    assert {status.value for status in JobStatus if config.discards(status)} == expected
+    assert set(config.discarded_when().split(", ")) == {"SUBSUMED", *expected}
