@@ -17,13 +17,13 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dagster_ckpt.checkpoint.format.facts import Facts
-from dagster_ckpt.checkpoint.format.kinds import CHANGED, FORK, RESCALE, SAVEPOINT
+from dagster_ckpt.checkpoint.format.kinds import CHANGED, SAVEPOINT
 from dagster_ckpt.checkpoint.format.manifest_schema import check_head, check_paths, local_name, stored_name
 from dagster_ckpt.errors import CheckpointFailure, CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
 from dagster_ckpt.stored_json import Json, hex_digits, is_sealed, parsed, seal, text, whole
 
-__all__ = ["FORK", "RESCALE", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
+__all__ = ["CheckpointMetadata", "FileEntry"]
 
 FORMAT = "dagster_ckpt"
 VERSION = 1

@@ -22,7 +22,6 @@ __all__ = [
     "LineageItem",
     "SnapshotMember",
     "changelog_lineage",
-    "lz4_block",
     "snapshot_members",
 ]
 
@@ -157,17 +156,13 @@ def _pieces(data: bytes, name: str) -> Iterator[bytes]:
             yield from _lz4_pieces(block, original)
 
 
-def lz4_block(source: bytes, size: int) -> bytes:
-    """Decompress one LZ4 block of ``size`` original bytes.
+def _lz4_pieces(source: bytes, size: int) -> Iterator[bytes]:
+    """One LZ4 block of ``size`` original bytes, piece by piece: a lineage needs a few hundred bytes of 32 KiB.
 
     Raises:
         ValueError: the block is damaged.
+        IndexError: the block is truncated.
     """
-    return b"".join(_lz4_pieces(source, size))
-
-
-def _lz4_pieces(source: bytes, size: int) -> Iterator[bytes]:
-    """One LZ4 block, piece by piece: a lineage needs a few hundred bytes of a block of 32 KiB."""
     plain = bytearray()
     yielded = at = 0
     while at < len(source):
