@@ -312,12 +312,12 @@ class JobWatch:
     def _has_chosen(self, claim: Claim) -> bool:
         """Whether the run of ``claim`` has recorded a choice, in this epoch or in an earlier epoch of the same run."""
         epochs = self._records.epochs
-        names = epochs.names()
+        recorded = epochs.names()
         for epoch in range(claim.epoch, 0, -1):
             earlier = epochs.read_claim(epoch)
             if earlier is None or earlier.run_id != claim.run_id:
                 return False
-            if "choice" in names.get(epoch, set()):
+            if "choice" in recorded.get(epoch, set()):
                 return True
         return False
 

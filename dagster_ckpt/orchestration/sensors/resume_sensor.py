@@ -30,7 +30,7 @@ from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
 from dagster_ckpt.orchestration.sensors.staying import (
     AFTER_NEWS,
     AGAIN,
-    LATEST,
+    LONGEST_TICK,
     STAY,
     drivers_here,
     may_stay,
@@ -158,7 +158,7 @@ def build_resume_sensor(
         stays = stays and (found.has_news or not found.said)
         while stays and not found.requests:
             if found.has_news:
-                until = max(until, min(time.monotonic() + AFTER_NEWS, began + LATEST))
+                until = max(until, min(time.monotonic() + AFTER_NEWS, began + LONGEST_TICK))
             if time.monotonic() >= until:
                 break
             if found.said:  # a run has died in this tick, and its job waits for what the death brings about

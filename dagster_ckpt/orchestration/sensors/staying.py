@@ -13,7 +13,7 @@ import dagster as dg
 
 from dagster_ckpt.checkpoint import ProcessIdentity, Sight
 
-__all__ = ["AFTER_NEWS", "AGAIN", "LATEST", "STAY", "drivers_here", "may_stay", "one_has_died"]
+__all__ = ["AFTER_NEWS", "AGAIN", "LONGEST_TICK", "STAY", "drivers_here", "may_stay", "one_has_died"]
 
 #: Seconds from the beginning of a tick for which the tick stays. Dagster begins the next tick after five, and leaves
 #: that tick out if this one has not ended; to begin and to end takes up to a second on a busy host.
@@ -27,7 +27,7 @@ AGAIN = 0.5
 AFTER_NEWS = 2.5
 #: Seconds from the beginning of a tick after which the tick looks at the jobs no more, whatever it has found: a look at
 #: many jobs may take as long as a tick has.
-LATEST = 7.0
+LONGEST_TICK = 7.0
 #: With more processes than this a look would cost too much of a processor, and the jobs wait for the next tick.
 _MOST = 100
 

@@ -20,7 +20,7 @@ from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import failed_in_batch
 from dagster_ckpt.spark.run.chosen import Prepared
 
-__all__ = ["FailedStarts", "in_one_line"]
+__all__ = ["FailedStarts", "reason_of"]
 
 
 class FailedStarts:
@@ -62,7 +62,7 @@ class FailedStarts:
             sequence=len(self._history) + 1,
             at=self._clock.time(),
             batch=None if in_flight is None else in_flight.batch,
-            reason=in_one_line(error),
+            reason=reason_of(error),
             recoverable=not isinstance(error, CheckpointError) or error.recoverable,
             kind=type(error).__name__,
             plan=None if in_flight is None else in_flight.plan,
@@ -88,7 +88,7 @@ class FailedStarts:
         )
 
 
-def in_one_line(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """An error in one line: the text of this package's errors, and the class and text of any other error."""
     first = str(error).partition("\n")[0][:LONGEST_REASON]
     return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"

@@ -59,7 +59,7 @@ from dagster_ckpt.spark.metrics import measured
 from dagster_ckpt.spark.query import driver_jvm_pid, refuse_running_tasks
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.run.chosen import Prepared
-from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
+from dagster_ckpt.spark.run.failed_starts import FailedStarts, reason_of
 from dagster_ckpt.spark.run.start import Start
 from dagster_ckpt.spark.run.watchdog import Watchdog
 from dagster_ckpt.spark.start_tracer import Earlier, StartTracer
@@ -332,7 +332,7 @@ class StreamingRun:
         failures = self._failures.record(claim.series, error, self._state.prepared)
         found = Streak.of(failures)
         decision = restart_after(failures, self._job.restart, self._job.name)
-        reason = in_one_line(error)
+        reason = reason_of(error)
         is_poison = found is not None and found.ends_loop(self._job.poison_batch_attempts)
         final: CheckpointError | None = self._upgrading.given_up(error, retried=decision.allowed and not is_poison)
         if final is None and found is not None and is_poison:
