@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import struct
 import zipfile
@@ -60,9 +61,28 @@ def test_lz4_block_is_the_inverse_of_arrows_compressor(plain: bytes) -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
-def test_damaged_lz4_block_raises(packed: bytes, size: int) -> None:
+def test_whatever_is_no_lz4_block_of_the_size_is_refused(packed: bytes, size: int) -> None:
     with contextlib.suppress(ValueError, IndexError):
         assert len(_block(packed, size)) == size
+
+
+def test_each_bit_of_an_lz4_block_counts() -> None:
+    """The text has each byte once before its match, so that another distance or length is another text."""
+    last = b"the last one"
+    plain = bytes(range(64)) + bytes(range(8, 40)) + last
+    packed = pa.compress(plain, codec="lz4_raw", asbytes=True)
+    assert len(packed) < len(plain)
+    same = set()
+    for place, bit in itertools.product(range(len(packed)), range(8)):
+        flipped = bytearray(packed)
+        flipped[place] ^= 1 << bit
+        with contextlib.suppress(ValueError, IndexError):
+            if _block(bytes(flipped), len(plain)) == plain:
+                same.add((place, bit))
+    token = len(packed) - len(last) - 1
+    no_match = {(token, bit) for bit in range(4)}
+    longer = {(token, bit) for bit in (4, 5)}  # than the block, at whose end the literals end all the same
+    assert same == no_match | longer
 
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
