@@ -23,9 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dagster_ckpt.checkpoint import belongs_to_another
 from dagster_ckpt.cli.printing import drop_unprinted, say, say_json, warn
 from dagster_ckpt.config import LATEST, JobStatus, load_object
-from dagster_ckpt.errors import CheckpointError, Fenced, ForeignCheckpoint, InvalidConfiguration, JobAlreadyRunning
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
 from dagster_ckpt.spark import EpochClaimed, Event, Started, die_with_parent
 from dagster_ckpt.standalone import Launch, ToldToEnd, told_to_end
 
@@ -46,8 +47,6 @@ _TRIES = 10
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _TURN = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Errors of a job that another run or another deployment has.
-_FOREIGN = (Fenced, ForeignCheckpoint, JobAlreadyRunning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +302,7 @@ def _status_of(
         if failure.hint:
             _print(failure.hint)
         outcome |= {"job": drive and drive.asset.name, "reason": failure.message, "hint": failure.hint}
-        if isinstance(error, _FOREIGN):
+        if belongs_to_another(error):
             return TAKEN, outcome
         if drive is not None and drive.has_failed(error):
             return FAILED, outcome

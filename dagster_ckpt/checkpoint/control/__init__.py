@@ -11,7 +11,16 @@ from dagster_ckpt.checkpoint.control.epochs import (
     End,
     Settled,
 )
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
+from dagster_ckpt.checkpoint.control.failures import (
+    DIED,
+    Failure,
+    Streak,
+    belongs_to_another,
+    in_order,
+    restart_after,
+    so_far,
+    symptom,
+)
 from dagster_ckpt.checkpoint.control.heartbeat import (
     ENDED_ELSEWHERE,
     INTERRUPTED,
@@ -78,6 +87,7 @@ __all__ = [
     "Settled",
     "Streak",
     "TakenSavepoint",
+    "belongs_to_another",
     "free_job",
     "in_order",
     "name_taken",

@@ -31,6 +31,9 @@ from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
     CorruptRecord,
     DriverLost,
+    Fenced,
+    ForeignCheckpoint,
+    JobAlreadyRunning,
     PoisonBatch,
     PublishConflict,
     QueryFailed,
@@ -44,6 +47,7 @@ __all__ = [
     "Failure",
     "FailureLog",
     "Streak",
+    "belongs_to_another",
     "beyond_restart",
     "in_order",
     "is_outage",
@@ -297,6 +301,11 @@ def symptom(error: str) -> str:
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+def belongs_to_another(error: BaseException) -> bool:
+    """Whether an error says that another run or another deployment has the job: no failure of the job."""
+    return isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning))
 
 
 def is_outage(error: str) -> bool:

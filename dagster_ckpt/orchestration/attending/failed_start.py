@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords
+from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, belongs_to_another
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, ForeignCheckpoint, JobAlreadyRunning
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
 
 __all__ = ["record_failed_start"]
 
@@ -25,7 +25,7 @@ def record_failed_start(
         error: why.
         clock: wall time.
     """
-    if series is None or isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
+    if series is None or belongs_to_another(error):
         return
     reason = error.message.partition("\n")[0][:LONGEST_REASON]
     failure = Failure(run_id, 1, clock.time(), None, reason, recoverable=error.recoverable, kind=type(error).__name__)

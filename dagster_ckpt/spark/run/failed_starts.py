@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak
+from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak, belongs_to_another
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import (
-    CheckpointError,
-    CorruptCheckpoint,
-    Fenced,
-    ForeignCheckpoint,
-    JobAlreadyRunning,
-    PoisonBatch,
-    QueryFailed,
-)
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import failed_in_batch
@@ -48,7 +40,7 @@ class FailedStarts:
 
         Without a record the run counts as failed all the same. None is made when another run or deployment has the job.
         """
-        if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
+        if series is not None and not belongs_to_another(error):
             self.record(series, error, None)
 
     def record(self, series: int, error: Exception, prepared: Prepared | None) -> list[Failure]:
