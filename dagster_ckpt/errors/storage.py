@@ -60,7 +60,7 @@ class WorkingDirectoryFailed(StorageError):
 
 
 class PublishConflict(StorageError, FileExistsError):
-    """An exclusive create found other bytes under the name.
+    """An exclusive create found other bytes under the name, or a name that was taken and is gone again.
 
     Two writers created the same name, and this writer lost. The protocol handles this error wherever it is to be
     expected.

@@ -88,7 +88,7 @@ class FileSystem(ABC):
         A create that finds its own bytes already there has succeeded (an earlier reply was lost).
 
         Raises:
-            PublishConflict: the name holds other bytes.
+            PublishConflict: the name holds other bytes, or was taken and is gone again; this create never takes effect.
             PublishUnknown: the create failed, and the name could not be read back.
         """
 

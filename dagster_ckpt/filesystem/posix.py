@@ -113,7 +113,7 @@ class PosixFileSystem(FileSystem):
         if held is not None:
             raise PublishConflict(f"{target} already exists and holds something else.") from error
         if isinstance(error, FileExistsError):
-            raise PublishUnknown(f"{target} was there, and is gone again.", hint=_IF_READ) from error
+            raise PublishConflict(f"{target} was created by somebody else, and is gone again.") from error
         if error.errno in _CANNOT_LINK:
             raise StorageUnusable(
                 f"{self._root} does not support hard links, so a file cannot be published exclusively.",

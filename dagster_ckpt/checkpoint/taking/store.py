@@ -193,6 +193,8 @@ class CompletedCheckpointStore:
                     except PublishUnknown:
                         raise
                     except OSError:
+                        # The manifest may have been there, and a newer run may have gone on from it and its files.
+                        self._records.epochs.check(self.epoch)
                         settled = True
                         self._kept.unsettled.remove(metadata)
                         raise

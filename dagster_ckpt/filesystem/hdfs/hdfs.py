@@ -183,7 +183,7 @@ class HdfsFileSystem(FileSystem):
         request is still on its way; if the file was gone, the rename may have been carried out.
 
         Raises:
-            PublishConflict: the name holds other bytes.
+            PublishConflict: the name holds other bytes, or was taken and is gone again.
             PublishUnknown: the outcome is unknown.
             StorageError: the name was not created, and never will be.
         """

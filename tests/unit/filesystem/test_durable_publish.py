@@ -200,13 +200,14 @@ def test_a_link_that_cannot_be_withdrawn_is_unknown(disk: PosixFileSystem, monke
         disk.create("d/f", b"mine")
 
 
-def test_a_name_that_was_taken_and_is_gone_again_is_no_conflict(
+def test_a_name_that_was_taken_and_is_gone_again_is_a_conflict(
     disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been created by this link, whose first reply was lost."""
+    """The temporary file was withdrawn before: nothing can be published any more."""
     link_fails(monkeypatch, after=lambda _: None, code=errno.EEXIST)
-    with pytest.raises(PublishUnknown, match="gone again"):
+    with pytest.raises(PublishConflict, match="gone again"):
         disk.create("d/f", b"mine")
+    assert disk.list("d") == []
 
 
 def test_create_whose_directory_cannot_be_synced_is_unknown(

@@ -13,7 +13,14 @@ from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
-from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown, StorageError
+from dagster_ckpt.errors import (
+    CheckpointFailure,
+    CheckpointNotFound,
+    Fenced,
+    PublishConflict,
+    PublishUnknown,
+    StorageError,
+)
 from dagster_ckpt.filesystem import Stopped
 from dagster_ckpt.testing import (
     Action,
@@ -55,6 +62,30 @@ class TestWriting:
         assert changes[-1].path.endswith("chk-1/_metadata")
         synced = [operation for operation in changes if operation.name == "sync_directories"]
         assert synced[-1].sequence > data[-1].sequence, "names of data are durable before the manifest"
+
+    def test_a_writer_that_lost_deletes_nothing_that_a_newer_run_went_on_from(
+        self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its manifest was there, and is gone again: the newer run has deleted it, and keeps its files."""
+        create = memory.create
+        newer = Run(memory, ledger, pins)
+
+        def late(path: str, data: bytes) -> None:
+            create(path, data)
+            monkeypatch.undo()
+            newer.start().checkpoint(state(3))
+            newer.subsume(1)
+            raise PublishConflict(f"{path} was created by somebody else, and is gone again.")
+
+        pending = run.begin()
+        ledger.meant[f"{run.store.job_id}/chk-1"] = [state(2)]
+        monkeypatch.setattr(memory, "create", late)
+        with pytest.raises(Fenced):
+            run.store.write(pending, pins.snapshot(2, state(2)))
+        [metadata] = newer.store.retained
+        assert metadata.checkpoint_id > 1
+        assert any("/000001-" in reference for reference in metadata.references), "nothing is shared: a test of nothing"
+        assert content(memory, metadata) == state(3)
 
     def test_unchanged_files_are_shared(self, run: Run, memory: MemoryFileSystem) -> None:
         first = run.checkpoint(state(2))
