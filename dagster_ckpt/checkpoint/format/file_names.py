@@ -36,6 +36,7 @@ _RECORDS = {
         "quarantine": f"q-{_CHECKPOINT}",
         "requests": r"bell|cancel|r-[0-9a-f]{32}(\.(answer|begun))?",
         "savepoints": r"s-\d{10}-\d{10}|n-\d{6}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        "standbys": r"[A-Za-z0-9_-]+",
         "starts": _EPOCH,
         "submissions": r"s-\d{10}(\.outcome)?",
         "wal": "",

@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.layout import reserve_path
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.checkpoint.start_traces import MONOTONIC, StartTrace, Step
 from dagster_ckpt.checkpoint.submissions import Submission
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state
@@ -95,6 +96,7 @@ def told(pins: Pins) -> Story:
     JobRecords(memory, JOB).submissions.take(submission, 3)
     JobRecords(memory, JOB).attendant.write(Heartbeat(3, "run", (process,), 4, 1.0, stopped=True))
     HeartbeatFile(memory, JOB, "silent").write(Heartbeat(2, "run", (process,), 4, 1.0))
+    Standbys(memory, JOB).write(Heartbeat(3, "standby", (process,), 4, 1.0))
     plans = PlanArchiveWriter(memory, JOB, LINEAGE, 3, lambda: None)
     plans.begin(-1, None, [])
     plans.append([PlannedBatch(0, {"offsets/0": "v1"})])

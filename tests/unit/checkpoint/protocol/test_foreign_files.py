@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import dagster_ckpt
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
@@ -18,8 +20,12 @@ from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Settled
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter
-from dagster_ckpt.checkpoint.format.file_names import is_checkpoint_file, is_record, written_by
+from dagster_ckpt.checkpoint.format import layout
+from dagster_ckpt.checkpoint.format.file_names import is_checkpoint_file, is_record, is_records_directory, written_by
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -46,6 +52,11 @@ def files(storage: FileSystem, directory: str = "") -> set[str]:
         path = f"{directory}/{entry.name}".lstrip("/")
         found |= files(storage, path) if entry.is_directory else {path}
     return found
+
+
+def sign(run_id: str, clock: ManualClock) -> Heartbeat:
+    """The sign of a standby on another host."""
+    return Heartbeat(1, run_id, (ProcessIdentity("elsewhere", 1, 1.0),), 4, clock.time())
 
 
 def swept(storage: FileSystem, clock: ManualClock | None = None, older_than: timedelta | None = None) -> Swept:
@@ -215,6 +226,7 @@ class TestRecords:
             f"{JOB}/control/failures/s-0000000001/{NOTES}",
             f"{JOB}/control/failures/s-of-mine/{NOTES}",
             f"{JOB}/control/mine/heartbeat",
+            f"{JOB}/control/standbys/{NOTES}",
             f"{JOB}/control/wal/{1:032x}/e-0000000001/{NOTES}",
             f"{LINEAGE}/shared/{NOTES}",
             f"{LINEAGE}/{NOTES}",
@@ -222,6 +234,10 @@ class TestRecords:
         }
         for path in foreign:
             storage.create(path, b"of mine")
+        standbys = Standbys(storage, JOB)
+        for name in ("of-a-killed-one", "ended"):
+            standbys.write(sign(name, clock))
+        standbys.remove("ended")
         run.cleanup()
         clock.advance(2 * DAY.total_seconds())
         done = swept(storage, clock, older_than=DAY)
@@ -233,6 +249,19 @@ class TestRecords:
         again = Run(storage, ledger, pins, clock).start()
         assert again.claim.epoch == 1
         again.checkpoint(state(2), 2)
+
+    def test_the_directory_of_standbys_that_have_ended_goes_with_the_job(
+        self, disk: PosixFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+    ) -> None:
+        run = Run(disk, ledger, pins, clock).start()
+        standbys = Standbys(disk, JOB)
+        standbys.write(sign("ended", clock))
+        standbys.remove("ended")
+        run.cleanup()
+        clock.advance(2 * DAY.total_seconds())
+        assert swept(disk, clock, older_than=DAY).notes == ()
+        assert disk.list(f"{JOB}/control") == []
+        assert not disk.local(JOB).exists()
 
     def test_a_directory_of_somebody_elses_stays_though_it_is_empty(
         self, disk: PosixFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
@@ -299,6 +328,20 @@ class TestRecords:
 def test_a_record_of_every_kind_is_known_as_one(pins: Pins) -> None:
     records = [path.removeprefix(CONTROL) for path in told(pins).records()]
     assert [path for path in records if not is_record(path)] == []
+
+
+def test_every_place_of_records_that_the_code_names_is_known_and_is_in_the_layout() -> None:
+    package = Path(dagster_ckpt.__file__).parent
+    found = {
+        name
+        for source in package.rglob("*.py")
+        for name in re.findall(r"\{CONTROL_DIR\}/(\w+)", source.read_text(encoding="utf-8"))
+    }
+    assert found >= {"epochs", "standbys", "starts", "owner"}, "the code says it otherwise: a test of nothing"
+    assert [name for name in sorted(found) if not is_record(name) and not is_records_directory(name)] == []
+    said = re.findall(r"\w+", (layout.__doc__ or "").partition("control/  ")[2].partition("{savepoint_path}")[0])
+    assert found - set(said) == set()
+    assert [name for name in said if not is_record(name) and not is_records_directory(name)] == []
 
 
 @pytest.mark.parametrize(
