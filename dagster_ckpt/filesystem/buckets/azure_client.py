@@ -34,8 +34,8 @@ from fsspec.callbacks import Callback
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem.buckets import transfers
 from dagster_ckpt.filesystem.buckets.bucket import REPEATED
-from dagster_ckpt.filesystem.buckets.private_members import ADLFS
-from dagster_ckpt.filesystem.buckets.transfers import in_chunks
+from dagster_ckpt.filesystem.buckets.private_members import ADLFS, AIOHTTP
+from dagster_ckpt.filesystem.buckets.transfers import in_chunks, sending_once
 from dagster_ckpt.filesystem.buckets.versioned_bucket import Found
 from dagster_ckpt.filesystem.server_side import Stored
 from dagster_ckpt.filesystem.values import Part
@@ -43,6 +43,7 @@ from dagster_ckpt.filesystem.values import Part
 __all__ = ["AzureClient", "client_of", "error_code", "status_of", "stored_of"]
 
 ADLFS.check()
+AIOHTTP.check()
 
 #: Seconds that the end of a process waits for connections to close.
 _CLOSING = 0.5
@@ -65,8 +66,7 @@ async def _in_time(transport: Any, send: Callable[..., Awaitable[Any]], request:
     try:
         async with asyncio.timeout(transfers.LONGEST_REQUEST):
             await transport.open()
-            # Where a connection breaks that was used before, aiohttp sends a PUT again, and tells nobody.
-            transport.session._retry_connection = False  # noqa: SLF001
+            sending_once(transport.session)
             return await send(request, **options)
     except TimeoutError as error:
         raise ServiceResponseError(f"Not done after {transfers.LONGEST_REQUEST:.0f} seconds", error=error) from error

@@ -1,4 +1,4 @@
-"""Private members of gcsfs, s3fs and adlfs that this package calls or overrides.
+"""Private members of gcsfs, s3fs, adlfs and what they send requests with, which this package calls, overrides or sets.
 
 A release without one of these members, or with another signature, is refused by name before any request is sent.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pkgutil import resolve_name
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["ADLFS", "GCSFS", "S3FS", "PrivateMembers"]
+__all__ = ["ADLFS", "AIOBOTOCORE", "AIOHTTP", "GCSFS", "S3FS", "PrivateMembers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,14 @@ class PrivateMembers:
         tested: the releases that the tests ran with, as pip writes them.
         signatures: the name of each member with the parameters that are used, in their order; no parameters for a
             member that is not called, or whose override only this package calls. Other parameters need a default value.
+        switches: the name of a method with the attribute that the method reads, and that is set here. A release that
+            does not read the attribute would take it, and do as before.
     """
 
     library: str
     tested: str
     signatures: Mapping[str, str]
+    switches: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Compare the members with the installed release.
@@ -37,7 +40,9 @@ class PrivateMembers:
         Raises:
             InvalidConfiguration: a member is missing, or has another signature.
         """
-        if wrong := [name for name, expected in self.signatures.items() if not _is_as_expected(name, expected)]:
+        wrong = [name for name, expected in self.signatures.items() if not _is_as_expected(name, expected)]
+        wrong += [f"{name}: {switch}" for name, switch in self.switches.items() if not _reads(name, switch)]
+        if wrong:
             raise InvalidConfiguration(
                 f"{self.library} {version(self.library)} does not have what is called of it, or has it with other "
                 f"parameters: {', '.join(name.partition(':')[2] for name in wrong)}.",
@@ -100,6 +105,21 @@ ADLFS = PrivateMembers(
         "adlfs:AzureBlobFileSystem.split_path": "self, path",
     },
 )
+AIOBOTOCORE = PrivateMembers(
+    "aiobotocore",
+    ">=2.19,<=3.10.0",
+    {"aiobotocore.httpsession:AIOHTTPSession._get_session": "self, proxy_url"},
+)
+AIOHTTP = PrivateMembers(
+    "aiohttp", ">=3.11,<=3.14.5", {}, switches={"aiohttp:ClientSession._request": "_retry_connection"}
+)
+
+
+def _reads(name: str, switch: str) -> bool:
+    try:
+        return switch in resolve_name(name).__code__.co_names
+    except (AttributeError, ImportError):
+        return False
 
 
 def _is_as_expected(name: str, expected: str) -> bool:

@@ -23,8 +23,8 @@ from fsspec.callbacks import Callback
 
 from dagster_ckpt.filesystem.buckets import transfers
 from dagster_ckpt.filesystem.buckets.bucket import REPEATED, ObjectFileSystem
-from dagster_ckpt.filesystem.buckets.private_members import S3FS
-from dagster_ckpt.filesystem.buckets.transfers import in_chunks
+from dagster_ckpt.filesystem.buckets.private_members import AIOBOTOCORE, AIOHTTP, S3FS
+from dagster_ckpt.filesystem.buckets.transfers import in_chunks, sending_once
 from dagster_ckpt.filesystem.buckets.versioned_bucket import Found, byte_range
 from dagster_ckpt.filesystem.server_side import Stored
 from dagster_ckpt.filesystem.values import Part
@@ -32,6 +32,8 @@ from dagster_ckpt.filesystem.values import Part
 __all__ = ["NotAsPinned", "S3Client", "answer_of", "client_of", "code_of", "message_of", "status_of"]
 
 S3FS.check()
+AIOBOTOCORE.check()
+AIOHTTP.check()
 
 #: Seconds without a byte of the answer after which a request is abandoned and repeated.
 _SILENCE = 60.0
@@ -56,10 +58,7 @@ class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes n
     """Sends requests, each once and with a time limit."""
 
     async def _get_session(self, proxy_url: Any) -> Any:
-        session = await super()._get_session(proxy_url)
-        # Where a connection breaks that was used before, aiohttp sends a PUT again, and tells nobody.
-        session._retry_connection = False  # noqa: SLF001
-        return session
+        return sending_once(await super()._get_session(proxy_url))
 
     async def send(self, request: Any) -> Any:
         try:

@@ -1,15 +1,16 @@
-"""How bytes go to a bucket: in chunks; an upload can be stopped between two requests."""
+"""How bytes go to a bucket: in chunks, each sent once; an upload can be stopped between two requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.filesystem.values import Stopped
 
-__all__ = ["LONGEST_REQUEST", "StopBetweenChunks", "in_chunks"]
+__all__ = ["LONGEST_REQUEST", "StopBetweenChunks", "in_chunks", "sending_once"]
 
 #: Seconds after which a request is abandoned and repeated: no library checks that the bytes of its body still move. All
 #: bodies that can be under way at once, 48 MiB, take that long over a line of half a megabit a second.
@@ -27,6 +28,15 @@ def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[byt
     with path.open("rb") as reader:
         while chunk := reader.read(size):
             yield chunk
+
+
+def sending_once(session: Any) -> Any:
+    """A session of aiohttp that leaves it to others to repeat a request.
+
+    Where a connection breaks that was used before, aiohttp sends a PUT again, and tells nobody.
+    """
+    session._retry_connection = False  # noqa: SLF001
+    return session
 
 
 class StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types

@@ -5,8 +5,10 @@ import sys
 from types import ModuleType
 
 import adlfs
+import aiohttp
 import pytest
 import s3fs
+from aiobotocore.httpsession import AIOHTTPSession
 from gcsfs.core import GCSFileSystem
 from s3fs import core
 
@@ -21,9 +23,16 @@ from dagster_ckpt.filesystem.buckets import (
     s3,
     s3_client,
 )
-from dagster_ckpt.filesystem.buckets.private_members import ADLFS, GCSFS, S3FS, PrivateMembers
+from dagster_ckpt.filesystem.buckets.private_members import (
+    ADLFS,
+    AIOBOTOCORE,
+    AIOHTTP,
+    GCSFS,
+    S3FS,
+    PrivateMembers,
+)
 
-LIBRARIES = [ADLFS, GCSFS, S3FS]
+LIBRARIES = [ADLFS, AIOBOTOCORE, GCSFS, S3FS]
 MEMBERS = [
     pytest.param(library, name, id=f"{library.library}-{name.partition(':')[2]}")
     for library in LIBRARIES
@@ -40,6 +49,7 @@ def test_the_installed_release_has_what_is_called(library: PrivateMembers, name:
     ("library", "client", "storage"),
     [
         (ADLFS, azure_client.AzureClient, azure),
+        (AIOBOTOCORE, s3_client._Session, s3),
         (GCSFS, gcs_client.GcsClient, gcs),
         (S3FS, s3_client.S3Client, s3),
     ],
@@ -62,6 +72,7 @@ def test_what_is_called_or_overridden_is_compared(library: PrivateMembers, clien
     ("library", "owner", "member"),
     [
         (ADLFS, adlfs.AzureBlobFileSystem, "split_path"),
+        (AIOBOTOCORE, AIOHTTPSession, "_get_session"),
         (GCSFS, GCSFileSystem, "_get_object"),
         (S3FS, core, "_error_wrapper"),
     ],
@@ -73,6 +84,30 @@ def test_a_release_without_a_member_is_refused_and_the_tested_ones_are_named(
     with pytest.raises(InvalidConfiguration, match=rf"{library.library} .*: (\w+\.)?{member}\.") as raised:
         library.check()
     assert f'pip install "{library.library}{library.tested}"' in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("storage", "url"),
+    [("s3", "s3://bucket/a"), ("azure", "abfs://container@account.dfs.core.windows.net/a")],
+)
+def test_an_aiohttp_that_cannot_be_told_to_send_once_is_refused(
+    storage: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 3.10: it would take the attribute, and repeat a PUT all the same."""
+
+    async def request(self: aiohttp.ClientSession, method: str) -> None:
+        del self, method
+
+    for package in ("dagster_ckpt.filesystem", "dagster_ckpt.filesystem.buckets"):
+        for name in ("S3FileSystem", "AzureBlobFileSystem"):
+            monkeypatch.delattr(f"{package}.{name}", raising=False)
+    for name in (storage, f"{storage}_client"):
+        monkeypatch.delitem(sys.modules, f"dagster_ckpt.filesystem.buckets.{name}", raising=False)
+    AIOHTTP.check()
+    monkeypatch.setattr(aiohttp.ClientSession, "_request", request)
+    with pytest.raises(InvalidConfiguration, match=r"aiohttp .* ClientSession\._request: _retry_connection") as raised:
+        open_filesystem(url)
+    assert 'pip install "aiohttp>=3.11' in raised.value.hint
 
 
 def test_a_storage_is_not_opened_with_such_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
