@@ -292,21 +292,31 @@ def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Seq
 
 
 def _may_be_written(start: ProposedStart, restored: CheckpointMetadata, known: Sequence[int]) -> Sequence[int]:
-    """The batches after the checkpoint that the sink may have, as far as the job's records tell.
-
-    The archive forgets the plans of batches that every retained checkpoint covers. For a sink that cannot go back, the
-    first and the last of these batches are known from the newest checkpoint.
-    """
+    """The batches after the checkpoint that the sink may have, as far as the job's records tell."""
     if start.can_choose_anew:
         return known
     if start.elsewhere or start.origin is not start.catalog:
         return ()  # they went to another sink
     if start.request.restore_from == LATEST or start.request.fork_from is not None:
         return known
-    newest = newest_of(start.catalog)
-    if newest is None or newest.batch <= restored.batch:
-        return known
-    return sorted({*known, restored.batch + 1, newest.batch})
+    return sorted({*known, *_traces(start.catalog, restored)})
+
+
+def _traces(catalog: CheckpointCatalog, restored: CheckpointMetadata) -> list[int]:
+    """The first and the last batch of which there is a trace after a checkpoint; empty if there is none.
+
+    The archive forgets the plans of batches that every retained checkpoint covers. These batches are known from the
+    newest checkpoint; if that cannot be read, or is discarded, from the ids that were issued after the restored one.
+    """
+    newest = newest_of(catalog)
+    last = restored.batch if newest is None else newest.batch
+    if newest is None and catalog.next_id(restored.job_id, restored) > restored.checkpoint_id + 1:
+        last += 1
+    try:
+        last = max(last, catalog.records.plans(restored.job_id).newest_batch() or 0)
+    except CheckpointError:  # plans that cannot be read may be of later batches
+        last = max(last, restored.batch + 1)
+    return [restored.batch + 1, last] if last > restored.batch else []
 
 
 def _read_again(start: ProposedStart, restored: CheckpointMetadata | None) -> Sequence[PlannedBatch]:

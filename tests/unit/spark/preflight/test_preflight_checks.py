@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +18,10 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused, UnsupportedSpark
 from dagster_ckpt.filesystem import MemoryFileSystem
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.preflight import start_checks
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     in_flight,
     log_finding,
@@ -37,9 +34,6 @@ from dagster_ckpt.spark.preflight.source_files import batches, rows_of, source_f
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from dagster_ckpt.spark.verdict import Verdict
 from tests.helpers.checkpoint.manifests import MANIFEST
-
-if TYPE_CHECKING:
-    from dagster_ckpt.spark.preflight.start_checks import ProposedStart
 
 _CHECKPOINT = replace(MANIFEST, job_name="tiny", checkpoint_id=3, batch=3)
 _FILE_SOURCE = {"id": "0", "offset": {"logOffset": 3}}
@@ -241,28 +235,6 @@ def test_batches_that_a_sink_has_and_nobody_knows_the_bounds_of() -> None:
     )
     back = ForeachBatchSink("orders", lambda rows, batch: None, rollback_to=lambda *_: None, newest_batch=lambda: 6)
     assert replay_finding(_CHECKPOINT, back, "foreachBatch", [], []).verdict is Verdict.RESTORABLE
-
-
-@pytest.mark.parametrize(
-    ("change", "later"),
-    [
-        ({}, [4, 9]),
-        ({"request": RestoreRequest(restore_from=LATEST)}, []),
-        ({"request": RestoreRequest(fork_from="/sp")}, []),
-        ({"elsewhere": "the sink before"}, []),
-        ({"origin": object()}, []),
-        ({"can_choose_anew": True}, []),
-    ],
-)
-def test_batches_whose_plans_nobody_keeps_may_be_written_up_to_the_newest_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], later: list[int]
-) -> None:
-    """Only those of the job itself, in this sink, where an older checkpoint is asked for."""
-    monkeypatch.setattr(start_checks, "newest_of", lambda _: replace(_CHECKPOINT, checkpoint_id=9, batch=9))
-    catalog = object()
-    same = {"can_choose_anew": False, "elsewhere": "", "catalog": catalog, "origin": catalog, "location": tmp_path}
-    start = SimpleNamespace(**{**same, "request": RestoreRequest(restore_from="/sp"), **change})
-    assert start_checks._later(cast("ProposedStart", start), _CHECKPOINT, []) == later
 
 
 def test_a_sink_that_checkpoints_do_not_cover_sees_batches_twice() -> None:
