@@ -48,6 +48,9 @@ class Finding:
         reason: what was found, with files and batches, or why something could not be checked.
         hint: what to do next; empty for nothing.
         only_doubles: for ``WITH_LOSS``: rows would be doubled, and none lost.
+        stays: for ``WITH_LOSS``: parts of the reason that tell what is lost, and stay the same at the next start while
+            other parts may change. A loss is accepted already if a user has accepted one with all these parts. Empty
+            for the whole reason.
         error: for ``NOT_RESTORABLE``: the error that a restore raises.
     """
 
@@ -56,12 +59,20 @@ class Finding:
     reason: str
     hint: str = ""
     only_doubles: bool = False
+    stays: tuple[str, ...] = ()
     error: CheckpointError | None = field(default=None, compare=False)
 
     @classmethod
     def fine(cls, check: str, reason: str) -> Finding:
         """A check that found nothing wrong."""
         return cls(check, Verdict.RESTORABLE, reason)
+
+    def is_accepted(self, accepted: str) -> bool:
+        """Whether an accepted loss, told as ``{check}: {reason}``, is this one."""
+        head = f"{self.check}: "
+        if not self.stays:
+            return accepted == head + self.reason
+        return accepted.startswith(head) and all(part in accepted for part in self.stays)
 
     @classmethod
     def of_error(cls, check: str, error: CheckpointError) -> Finding:

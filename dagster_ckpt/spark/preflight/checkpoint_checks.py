@@ -252,6 +252,9 @@ def replay_finding(
         upto = "does not tell its newest batch" if told is None else f"has batches up to {told}"
         return Finding.fine(check, f"{count}; the sink {upto}.")
     lost = range(last + 1, newest + 1)
+    # Where all known batches run again, only those are left that the job has not come to since the loss was accepted.
+    is_left = max(known, default=last) <= last
+    stays = (f"the sink {sink.path} cannot go back and ", f" batches up to {newest},") if is_left else ()
     return Finding(
         check,
         Verdict.WITH_LOSS,
@@ -259,6 +262,7 @@ def replay_finding(
         f"{'was' if len(lost) == 1 else 'were'} bounded is not known or not to be heeded: with other rows under the "
         "same numbers, their rows would be lost or doubled.",
         "Launch without replay_to, restore a newer checkpoint, or give the sink a rollback_to.",
+        stays=stays,
     )
 
 

@@ -190,11 +190,11 @@ class _Compared:
 
     def left_out(self, *, strict: bool) -> Finding:
         """The verdict on a topic that the query does not name."""
-        told = f"the query does not read {self.name} any more{by_partition(self.at)}"
+        told, left_out = f"the query does not read {self.name} any more{by_partition(self.at)}", ""
         if self.now is not None:
             left = sum(max(end - self.at.get(number, 0), 0) for number, end in self.now.latest.items())
-            told += f": {records(left)} after the checkpoint are left out, and all later ones"
-        return _lossy(f"{told}.", "Name the topic in the query again. ", stops=strict)
+            left_out = f": {records(left)} after the checkpoint are left out, and all later ones"
+        return _lossy(f"{told}{left_out}.", "Name the topic in the query again. ", stops=strict, stays=(told,))
 
     def _recreated(self, then: Topic, now: TopicState, *, strict: bool) -> Finding:
         gone = sorted(self.at.keys() - now.latest.keys(), key=int)
@@ -205,13 +205,14 @@ class _Compared:
             if number in now.latest and min(at, now.latest[number]) > now.earliest[number]
         }
         fewer = f" Partition{'s' * (len(gone) > 1)} {', '.join(gone)} is not there any more." if gone else ""
+        recreated = f"{self.name} was deleted and created again: its id was {then.id} and is {now.id} now"
         told = (
-            f"{self.name} was deleted and created again: its id was {then.id} and is {now.id} now"
-            f"{self._unread()}. Of the new topic, {records(sum(skipped.values()))} below the checkpoint's offsets "
-            f"would be skipped{by_partition(skipped)}.{fewer}"
+            f"{recreated}{self._unread()}. Of the new topic, {records(sum(skipped.values()))} below the checkpoint's "
+            f"offsets would be skipped{by_partition(skipped)}.{fewer}"
         )
         over = "To read the new topic from its beginning, start over by restore_from: none. "
-        return _lossy(told, over, stops=strict and bool(gone or short))
+        # More is skipped as the new topic grows, up to the checkpoint's offsets.
+        return _lossy(told, over, stops=strict and bool(gone or short), stays=(recreated, fewer))
 
     def _same(self, now: TopicState, *, strict: bool) -> Finding:
         gone = {number: at for number, at in self.at.items() if number not in now.latest}
@@ -227,13 +228,15 @@ class _Compared:
         }
         added = {number: now.earliest[number] for number in now.latest if number not in self.at}
         missed = {number: first for number, first in added.items() if first > 0}
+        at_checkpoint = f"the checkpoint had read all before{by_partition(self.at)}"
         told = []
         if expired:
             told.append(
                 f"{records(sum(expired.values()))} after the checkpoint are gone{by_partition(expired)}: retention"
             )
         if short:
-            told.append(f"it ends {records(sum(short.values()))} before what was read or planned{by_partition(short)}")
+            ended = f"it ends {records(sum(short.values()))} before what was read or planned{by_partition(short)}"
+            told.append(f"{ended}, and {at_checkpoint}")
         if gone:
             told.append(f"it has no partition {', '.join(sorted(gone, key=int))} any more{self._unread(gone)}")
         if missed:
@@ -247,7 +250,9 @@ class _Compared:
             )
         if told:
             older = "Restore a newer checkpoint, if there is one. " if expired or cleaned else ""
-            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=stops)
+            # A topic that ends before the checkpoint's offsets grows, and so comes closer to them.
+            parts = (at_checkpoint if part.endswith(at_checkpoint) else part for part in told)
+            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=stops, stays=(f"{self.name}: ", *parts))
         return Finding.fine(CHECK, f"{self.name} {self._complete(now, sorted(added, key=int))}")
 
     def _complete(self, now: TopicState, added: Sequence[str]) -> str:
@@ -278,9 +283,9 @@ class _Compared:
         return f", and with it {records(left)} that were yet to be read at the checkpoint, and all later ones"
 
 
-def _lossy(told: str, instead: str, *, stops: bool) -> Finding:
+def _lossy(told: str, instead: str, *, stops: bool, stays: tuple[str, ...]) -> Finding:
     """Rows would be lost; where Spark ``stops`` because of that, the query has to allow the loss, too."""
     if stops:
         hint = f"{instead}{_WITHOUT}{_LENIENT}{_ACCEPT}"
         return Finding.of_error(CHECK, RestoreRefused(f"{told} Spark would stop there.", hint=hint))
-    return Finding(CHECK, Verdict.WITH_LOSS, told, f"{instead}{_WITHOUT}{_ACCEPT}")
+    return Finding(CHECK, Verdict.WITH_LOSS, told, f"{instead}{_WITHOUT}{_ACCEPT}", stays=stays)

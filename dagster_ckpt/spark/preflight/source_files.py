@@ -104,6 +104,8 @@ def source_finding(
         f"{'its' if gone == 1 else 'their'} place: {', '.join(named[:_MOST_NAMED])}{more}. {_files(here)} of {which} "
         f"{_are(here)} there.{also}",
         "Put the files back where they were.",
+        # The number of batches that run again, and of files that are there, changes with each batch.
+        stays=(*(f" {name}" for name in named[:_MOST_NAMED]), *filter(None, [more])),
     )
 
 

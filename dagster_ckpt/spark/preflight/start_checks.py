@@ -342,11 +342,8 @@ def _accepted_before(start: ProposedStart) -> tuple[str, ...]:
 
 def accepted_in(notes: Collection[str], findings: Iterable[Finding]) -> set[str]:
     """The reasons of those findings which the user has accepted, as the notes in checkpoints and choices say."""
-
-    def is_of(note: str, finding: Finding) -> bool:
-        return note.startswith(f"{finding.check}: {finding.reason}{_ACCEPTED}")
-
-    return {item.reason for item in findings if any(is_of(note, item) for note in notes)}
+    losses = [note.rpartition(_ACCEPTED)[0] for note in notes]
+    return {item.reason for item in findings if any(map(item.is_accepted, losses))}
 
 
 def _choose_anew(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
