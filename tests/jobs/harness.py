@@ -285,14 +285,16 @@ class Bench:
         before.assert_untouched(self)
         return caught.value
 
-    def read_again(self) -> str:
-        """The directory below ``live`` that the next start may read; empty for any of them."""
+    def read_again(self) -> str | None:
+        """The directory below ``live`` that the next start may read; empty for any of them, ``None`` for none."""
         try:
             chosen, live = self.catalog.choice(), self.root / "live"
         except CorruptRecord:
             return ""
-        found = None if chosen is None else Path(chosen[1].live)
-        return found.relative_to(live).parts[0] if found is not None and found.is_relative_to(live) else ""
+        if chosen is None:
+            return None
+        found = Path(chosen[1].live)
+        return found.relative_to(live).parts[0] if found.is_relative_to(live) else ""
 
     def photograph(self) -> Photograph:
         return Photograph({name: tree(self.root / name) for name in ("in", "out", "storage", "live")})
@@ -317,7 +319,8 @@ class Photograph:
         assert after == before
         # What Spark's maintenance still uploads in the background gets another name when it is done.
         read = bench.read_again()
-        live = {path: data for path, data in self.trees["live"].items() if ".tmp" not in path and path.startswith(read)}
+        kept = {} if read is None else self.trees["live"]
+        live = {path: data for path, data in kept.items() if ".tmp" not in path and path.startswith(read or "")}
         touched = sorted(path for path, data in live.items() if now.trees["live"].get(path) != data)
         assert not touched, touched
 

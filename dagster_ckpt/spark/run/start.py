@@ -51,7 +51,14 @@ from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, change_copy
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import fork_point, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
-from dagster_ckpt.spark.run.starting_point import Began, Choosing, claimed_by, previous_choice, sink_began
+from dagster_ckpt.spark.run.starting_point import (
+    Began,
+    Choosing,
+    claimed_by,
+    last_to_choose,
+    previous_choice,
+    sink_began,
+)
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 from dagster_ckpt.spark.upgrading import starting_from
@@ -200,8 +207,8 @@ class Start:
         """Choose what to resume from, and tell what is left to do. A checkpoint of the job itself is unpacked."""
         recorded = previous_choice(self._catalog, request)
         previous = None if recorded is None else recorded[1]
-        if recorded is not None:  # starts that were killed, one after the other, must not fill the disk
-            self._forget_other_starts(recorded[0])
+        if (chose := last_to_choose(self._catalog, recorded)) is not None:
+            self._forget_other_starts(chose)  # starts that were killed, one after the other, must not fill the disk
         pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:

@@ -33,7 +33,7 @@ from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 
-__all__ = ["Began", "Choosing", "claimed_by", "previous_choice", "sink_began"]
+__all__ = ["Began", "Choosing", "claimed_by", "last_to_choose", "previous_choice", "sink_began"]
 
 _log = logging.getLogger(__name__)
 
@@ -174,6 +174,13 @@ def previous_choice(catalog: CheckpointCatalog, request: RestoreRequest) -> tupl
             raise
         _log.warning("What the start before chose is not known: %s", error.message)
         return None
+
+
+def last_to_choose(catalog: CheckpointCatalog, previous: tuple[int, Choice] | None) -> int | None:
+    """The epoch of the newest choice, 0 if no start has come to choose; ``None`` if it is not known."""
+    if previous is not None:
+        return previous[0]
+    return None if any("choice" in kinds for kinds in catalog.records.epochs.names().values()) else 0
 
 
 def claimed_by(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
-from dagster_ckpt.errors import CheckpointFileMissing
+from dagster_ckpt.errors import CheckpointFileMissing, QueryMismatch
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from tests.jobs.harness import OFTEN, Bench, eventually
+from tests.jobs.harness import OFTEN, Bench, copied, eventually, remove_tree
+from tests.jobs.savepoints import Take
 from tests.jobs.threads import own_threads
 
 if TYPE_CHECKING:
@@ -196,6 +197,22 @@ def test_starts_without_a_checkpoint_of_their_own_do_not_fill_the_disk(bench: Be
         starts.append(bench.live().parent)
     assert sorted(bench.working.iterdir()) == starts[-2:]
     bench.tick(1)
+    bench.assert_exact()
+
+
+def test_starts_that_do_not_come_to_choose_do_not_fill_the_disk(bench: Bench, take: Take) -> None:
+    """A first start from a savepoint has unpacked it when it is refused, or killed, and has put nothing on record."""
+    bench.tick(1)
+    savepoint = take(bench).pointer
+    remove_tree(bench.storage)
+    for _ in range(2):
+        bench.refused(QueryMismatch, bench.job(query=copied), restore_from=savepoint)
+        assert bench.catalog.choice() is None
+    (left,) = bench.working.iterdir()
+    (bench.working / "000002-11111111.fetched").mkdir()  # what a standby has fetched may be used
+    bench.run_and_cancel(1, restore_from=savepoint)
+    assert {path.name for path in bench.working.iterdir()} == {bench.live().parent.name, "000002-11111111.fetched"}
+    assert not left.exists()
     bench.assert_exact()
 
 
