@@ -87,10 +87,13 @@ class Archiver:
         self._archive(batch, pack=False)
 
     def close(self) -> None:
-        """Archive the remaining plans, as far as the storage takes them, and end."""
-        last = self._pool.submit(self._archive, None, pack=False)
-        with contextlib.suppress(OSError, CheckpointError):  # a timeout is an OSError, too
-            last.result(timeout=_LAST)
+        """Archive the remaining plans, as far as the storage and the host allow, and end.
+
+        A run that ends calls this, and why the run ends is what counts.
+        """
+        # A timeout is an OSError. A host without room for a thread raises either an OSError or a RuntimeError.
+        with contextlib.suppress(OSError, RuntimeError, CheckpointError):
+            self._pool.submit(self._archive, None, pack=False).result(timeout=_LAST)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _archive(self, until: int | None, *, pack: bool) -> bool:
