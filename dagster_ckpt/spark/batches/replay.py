@@ -21,7 +21,7 @@ from dagster_ckpt.config import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.batches.plans import lay_out
 from dagster_ckpt.spark.live import LiveLocation
-from dagster_ckpt.spark.query import java_field
+from dagster_ckpt.spark.query import bounded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,6 @@ _LOOK = 1
 _FEW = 3
 #: Batches from one that stores the whole state to the next, the same as for Spark's own snapshots.
 _WHOLE_STATE_EVERY = 10
-_ASYNCHRONOUS = "asyncProgressTrackingEnabled"
 
 
 def replay_batches(
@@ -71,7 +70,7 @@ def replay_batches(
     if not plans:
         return True
     location = live.location()
-    with _one_batch(writer):
+    with bounded(writer):
         for number, plan in enumerate(plans[:-1]):
             if cancel.is_set():
                 return False
@@ -92,27 +91,6 @@ def replay_batches(
     with live.edited() as logs:
         lay_out(plans[-1], logs)
     return True
-
-
-@contextmanager
-def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
-    """Give the writer a trigger for a single batch, and its own trigger again afterwards.
-
-    Asynchronous progress tracking has no such trigger, so it is off as long.
-    """
-    java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger and its options
-    kept = java_field(java, "trigger")
-    # Spark heeds upper and lower case in the name of this option, which the map itself does not.
-    asynchronous = java_field(java, "extraOptions").originalMap().get(_ASYNCHRONOUS)
-    writer.trigger(once=True)
-    if asynchronous.isDefined():
-        writer.option(_ASYNCHRONOUS, "false")
-    try:
-        yield
-    finally:
-        java.trigger(kept)
-        if asynchronous.isDefined():
-            writer.option(_ASYNCHRONOUS, asynchronous.get())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import QueryFailed
 from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.batches import forget_plan, lay_out
 from dagster_ckpt.spark.files import CheckpointLocation
-from dagster_ckpt.spark.query import await_tasks, failure_of, keeps_its_input, stop_query
+from dagster_ckpt.spark.query import await_tasks, bounded, failure_of, keeps_its_input, stop_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,9 +64,8 @@ class BatchOnCopy:
         self._timeout = timeout
         self._is_enough = is_enough
         self._keeps_its_input = keeps_its_input(writer)
-        writer = writer.format("noop").queryName(name).option("checkpointLocation", hadoop_path(location.path))
-        goes_on = in_batches and self._keeps_its_input
-        self._writer = writer.trigger(availableNow=True) if goes_on else writer.trigger(once=True)
+        self._writer = writer.format("noop").queryName(name).option("checkpointLocation", hadoop_path(location.path))
+        self._in_batches = in_batches and self._keeps_its_input
 
     def run(self, known: Sequence[PlannedBatch]) -> tuple[str, dict[str, Any]]:
         """Commit the batch after the checkpoint: what it read, and Spark's report of it.
@@ -110,7 +109,8 @@ class BatchOnCopy:
 
         job_name = self._restored.job_name
         try:
-            query = self._writer.start()
+            with bounded(self._writer, available_now=self._in_batches):
+                query = self._writer.start()
         except PySparkException as error:
             raise failure_of(error, job_name, self._restored) from error
         try:

@@ -7,6 +7,7 @@ from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.spark.query.tasks import stop_query
+from dagster_ckpt.spark.query.writer_plan import bounded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +40,8 @@ def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exceptio
         raise _Enough
 
     try:
-        query = writer.foreachBatch(compute).trigger(availableNow=True).option("checkpointLocation", location).start()
+        with bounded(writer, available_now=True):
+            query = writer.foreachBatch(compute).option("checkpointLocation", location).start()
         try:
             until = time.monotonic() + _LONG_ENOUGH
             while query.isActive and not computed.is_set() and not cancel.wait(_LOOK) and time.monotonic() < until:

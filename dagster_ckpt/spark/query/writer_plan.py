@@ -6,7 +6,8 @@ since Spark 2.0; a test fails if the names change. Spark itself is asked which c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink,
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["WriterPlan", "java_field", "java_writer", "plan_of", "qualified", "with_options"]
+__all__ = ["WriterPlan", "bounded", "java_field", "java_writer", "plan_of", "qualified", "with_options"]
 
 _FOREACH_BATCH = "foreachBatch"
+_ASYNCHRONOUS = "asyncProgressTrackingEnabled"
 #: Sinks that keep no data, so none that a restore could contradict.
 _TRANSIENT = frozenset({"noop", "console"})
 #: Table formats that have a sink of their own: the sink, and the names of the format.
@@ -236,6 +238,34 @@ def with_options(writer: DataStreamWriter, settings: Mapping[str, str]) -> DataS
     for name, value in settings.items():
         session.conf.set(name, value)
     return writer
+
+
+@contextmanager
+def bounded(writer: DataStreamWriter, *, available_now: bool = False) -> Iterator[None]:
+    """Give the writer a trigger whose query ends by itself, and its own trigger again afterwards.
+
+    Asynchronous progress tracking has no such trigger, so it is off as long.
+
+    Args:
+        writer: the writer.
+        available_now: read all that is there, in batches of the query's size, instead of one batch.
+    """
+    java = java_writer(writer)
+    kept = java_field(java, "trigger")
+    # Spark heeds upper and lower case in the name of this option, which the map itself does not.
+    asynchronous = java_field(java, "extraOptions").originalMap().get(_ASYNCHRONOUS)
+    if available_now:
+        writer.trigger(availableNow=True)
+    else:
+        writer.trigger(once=True)
+    if asynchronous.isDefined():
+        writer.option(_ASYNCHRONOUS, "false")
+    try:
+        yield
+    finally:
+        java.trigger(kept)
+        if asynchronous.isDefined():
+            writer.option(_ASYNCHRONOUS, asynchronous.get())
 
 
 def _provider(writer: DataStreamWriter, source: str) -> Any:

@@ -19,6 +19,7 @@ from dagster_ckpt.spark.job import Versions
 from dagster_ckpt.spark.proof.batch_on_copy import AS_PLANNED, NEW, NOTHING, BatchOnCopy
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.rehearsal import NotRehearsedError, rehearse
+from dagster_ckpt.spark.query import try_query
 from tests.jobs.harness import NEVER, OFTEN, Bench, deduplicated, eventually, tree
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ def _deleting(bench: Bench, session: SparkSession) -> DataStreamWriter:
     stream = session.readStream.schema("id int, k int, ts timestamp, v int").option("cleanSource", "delete")
     rows = stream.option("maxFilesPerTrigger", 1).json(str(bench.source))
     return bench.write(rows.dropDuplicates(["id"]).select("id", "v"))
+
+
+def _asynchronous(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """Spark has no trigger that ends by itself for such a query."""
+    return bench.read(session).writeStream.format("noop").option("asyncProgressTrackingEnabled", "true")
+
+
+def _synchronous(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.read(session).writeStream.format("noop").trigger(availableNow=True)
 
 
 def _other(bench: Bench, session: SparkSession) -> DataStreamWriter:
@@ -241,6 +251,17 @@ def test_a_rehearsal_that_is_cut_leaves_nothing(ticked: Bench) -> None:
     with pytest.raises(NotRehearsedError, match="was needed"):
         rehearse(ticked.job(), ticked.catalog, cut)
     assert _untouched(ticked) == before
+
+
+def test_a_query_with_asynchronous_progress_is_drilled_rehearsed_and_tried(bench: Bench, scratch: Path) -> None:
+    bench.tick(2, bench.job(query=_synchronous))
+    bench.land(2)
+    job = bench.job(query=_asynchronous)
+    drilled = _drill(bench, scratch, job)
+    assert (drilled.read, drilled.batch, drilled.input_rows) == (NEW, 2, 16)
+    assert rehearse(job, bench.catalog, Flag()).times == 3
+    assert try_query(job.query(bench.spark), str(bench.root / "copy"), Flag()) is None
+    assert (bench.root / "copy" / "offsets" / "0").is_file(), "Spark planned a batch"
 
 
 def test_a_drill_proves_the_version_that_the_job_was_cut_over_to(bench: Bench, scratch: Path) -> None:
