@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import dagster as dg
@@ -9,6 +10,7 @@ import dagster as dg
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.run_log import say
 from dagster_ckpt.orchestration.run_settings import asked_once
 
 __all__ = ["give_way", "tell_of_others"]
@@ -33,14 +35,12 @@ def give_way(context: dg.AssetExecutionContext, error: JobAlreadyRunning, clock:
     other = None if error.by is None or error.by == mine else instance.get_run_by_id(error.by)
     if other is None or other.is_finished or asked_once(context.op_execution_context.op_config):
         return
-    context.log.warning(
-        f"{error.message} This run is not needed, ends as CANCELED, and has changed nothing. To restart the job, "
-        f"terminate run {other.run_id} first."
-    )
+    text = f"{error.message} This run is not needed, ends as CANCELED, and has changed nothing. To restart the job, "
+    say(context.log, logging.WARNING, f"{text}terminate run {other.run_id} first.")
     try:
         instance.run_coordinator.cancel_run(mine)
     except Exception as refusal:  # of any launcher
-        context.log.info(f"Dagster does not terminate this run: {refusal}")
+        say(context.log, logging.INFO, f"Dagster does not terminate this run: {refusal}")
         return
     began = clock.monotonic()
     while clock.monotonic() - began < _PATIENCE:
@@ -57,8 +57,10 @@ def tell_of_others(context: dg.AssetExecutionContext, asset: CheckpointedStreami
     others = sorted(one.name for one in streams if one.key in layer.selected_asset_keys and one.key != asset.key)
     if others:
         jobs = ", ".join(f"{name}_job" for name in sorted([*others, asset.name]))
-        context.log.warning(
+        say(
+            context.log,
+            logging.WARNING,
             f"This run also has the streams {', '.join(others)}. A stream has no end, so what the run's executor "
             "cannot start beside it waits for ever: the multiprocess executor starts as many steps as the machine has "
-            f"processors, and the in-process executor one. To be sure, terminate this run, and launch {jobs}."
+            f"processors, and the in-process executor one. To be sure, terminate this run, and launch {jobs}.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.run_log import say
 
 __all__ = [
     "JobSettings",
@@ -204,9 +206,11 @@ def config_of_run(context: dg.AssetExecutionContext, catalog: CheckpointCatalog)
     chosen = catalog.records.epochs.runs_with_choice() if earlier else set()
     while earlier is not None and (parent := context.instance.get_run_by_id(earlier)) is not None:
         if earlier in chosen and asked_once(op_config(parent, context.op_execution_context.op.name)) == asked:
-            context.log.warning(
+            say(
+                context.log,
+                logging.WARNING,
                 f"Run {earlier} has begun with {asked}, so this re-execution goes on from the newest checkpoint. "
-                "To begin with it again, launch a new run from the page of the job."
+                "To begin with it again, launch a new run from the page of the job.",
             )
             return going_on(given)
         earlier = parent.tags.get(names.PARENT_RUN_TAG)

@@ -35,9 +35,11 @@ from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
+from dagster_ckpt.orchestration.run_log import say
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run, op_config
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover
 from dagster_ckpt.orchestration.storages import CheckpointStorage
+from dagster_ckpt.shown_text import redacted
 from dagster_ckpt.spark import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -194,22 +196,16 @@ def _drive(
     given = config_of_run(context, catalog) if takeover is None else takeover.given
     run = asset.settings.of_run(given)
     for warning in run.warnings:
-        context.log.warning(warning)
+        say(context.log, logging.WARNING, warning)
     is_step_process = _is_step_process(context)
     if is_step_process:
         die_with_parent()
     if waiting is None:
         context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
     tell = partial(_log_event, context)
+    launchpad = Launchpad.of_run(context.run, asset.name)
     reporter = CheckpointReporter(
-        context.instance,
-        tell,
-        asset.checkpoints_key,
-        asset.partitions_name,
-        catalog,
-        clock,
-        report_interval,
-        Launchpad.of_run(context.run, asset.name),
+        context.instance, tell, asset.checkpoints_key, asset.partitions_name, catalog, clock, report_interval, launchpad
     )
     own_run = OwnRun(context.instance, context.run.run_id, clock)
     health = HealthWatch(
@@ -290,13 +286,13 @@ def _told(
         health.began()
         first_rows.began(is_bounded=choice.is_bounded)
         _tag(context, choice.job_id, choice.restored)
-        context.log.info(f"The query has started: {choice.reason}")
+        say(context.log, logging.INFO, f"The query has started: {choice.reason}")
         events.look(goes_on=True)
 
     def failed(checkpoints: FailedCheckpoints) -> None:
         event = CheckpointFailed(checkpoints.number, checkpoints.reason, checkpoints.in_a_row)
         for level, text in describe(event):
-            context.log.log(level, text)
+            say(context.log, level, text)
         events.happened(event)
 
     return Told(
@@ -308,7 +304,7 @@ def _told(
         lambda trace: _log_event(context, start_observation(context.asset_key, trace)),
         failed,
         health.beaten,
-        context.log.log,
+        partial(say, context.log),
     )
 
 
@@ -356,14 +352,14 @@ def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter
     try:
         reporter.flush()
     except Exception as error:  # a failed report must not hide how the run ended
-        context.log.warning(f"The last checkpoints could not be reported: {error}")
+        say(context.log, logging.WARNING, f"The last checkpoints could not be reported: {redacted(str(error))}")
 
 
 def _on_event(
     context: dg.AssetExecutionContext, reporter: CheckpointReporter, savepoints_key: dg.AssetKey, event: Event
 ) -> None:
     for level, text in describe(event):
-        context.log.log(level, text)
+        say(context.log, level, text)
     match event:
         case EpochClaimed(epoch):
             reporter.holds(epoch)

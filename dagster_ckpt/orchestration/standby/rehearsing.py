@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from threading import Event as Flag
 
@@ -10,6 +11,7 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.run_log import say
 from dagster_ckpt.shown_text import redacted
 from dagster_ckpt.spark import Rehearsal, StreamingJob, rehearse
 
@@ -50,10 +52,11 @@ class Rehearsing:
         if self._under_way is not None and self._under_way.is_over:
             done, self._under_way = self._under_way.outcome, None
             if isinstance(done, str):
-                self._context.log.info(f"The standby has rehearsed: {done}.")
+                say(self._context.log, logging.INFO, f"The standby has rehearsed: {done}.")
             else:
                 said = redacted(str(done))
-                self._context.log.warning(f"The standby is warm, and has not rehearsed the query: {said}")
+                text = f"The standby is warm, and has not rehearsed the query: {said}"
+                say(self._context.log, logging.WARNING, text)
             self._is_tagged(names.DONE if isinstance(done, str) else names.FAILED)
 
     def gives_way(self) -> bool | None:
@@ -73,7 +76,8 @@ class Rehearsing:
         try:
             self._context.instance.add_run_tags(self._context.run.run_id, {names.REHEARSAL_TAG: state})
         except Exception as error:  # whatever the storage raises
-            self._context.log.warning(f"The rehearsal of the standby cannot be tagged as {state}: {error}")
+            text = f"The rehearsal of the standby cannot be tagged as {state}: {redacted(str(error))}"
+            say(self._context.log, logging.WARNING, text)
             return False
         return True
 

@@ -7,6 +7,7 @@ configuration. The claim of exactly the next epoch decides between several stand
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from dagster_ckpt.errors import InvalidConfiguration, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.run_log import say
 from dagster_ckpt.orchestration.run_settings import continuing, op_config
 from dagster_ckpt.orchestration.sensors import JobWatch
 from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing
@@ -113,7 +115,7 @@ class StandbyRun:
                 if isinstance(found, Takeover):
                     return found
                 if found is not None:
-                    self._context.log.info(f"The standby ends: {found}.")
+                    self._say(f"The standby ends: {found}.")
                     self.leave()
                     return None
                 time.sleep(self._pause)
@@ -161,7 +163,7 @@ class StandbyRun:
         if sight is None or sight.dead is not None:
             return False
         self._pause = _TURN
-        self._context.log.info(f"The standby goes on waiting: {reason}")
+        self._say(f"The standby goes on waiting: {reason}")
         return True
 
     def _turn(self) -> Takeover | str | None:
@@ -171,6 +173,7 @@ class StandbyRun:
             self._on_turn()
             found = self._look(is_warm=is_warm)
         except (StorageError, OSError) as error:  # the job's run is as well off
+            self._troubled_at = 0.0
             self._warn(f"The records of the job cannot be read now: {redacted(str(error))}")
             return None
         except Exception as error:  # whatever Dagster's storage raises
@@ -186,8 +189,11 @@ class StandbyRun:
     def _warn(self, trouble: str) -> None:
         """Warn once, as long as the same trouble lasts."""
         if self._troubled != trouble:
-            self._context.log.warning(trouble)
+            self._say(trouble, logging.WARNING)
         self._troubled = trouble
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        say(self._context.log, level, text)
 
     def _look(self, *, is_warm: bool) -> Takeover | str | None:
         sight = self._sight = look(self._catalog.records, self._clock, self._sight, _TURN)
@@ -206,7 +212,7 @@ class StandbyRun:
             return None if sight.dead is None else "the job's run has died before the standby was warm"
         if not self._is_told:
             self._is_told = True
-            self._context.log.info(f"The standby is warm, and watches run {self._beside} of job {self._asset.name}.")
+            self._say(f"The standby is warm, and watches run {self._beside} of job {self._asset.name}.")
         if not self._sign.beat(sight.claim.epoch):
             return "it is not wanted any more"
         if nothing_to_do(sight, None) is not None:
@@ -257,7 +263,7 @@ class StandbyRun:
         self._request = outcome
         tags = outcome.tags
         ended = [("detected", seconds_of(tags[names.DETECTED_AT_TAG])), ("decided", self._clock.time())]
-        self._context.log.info(f"The standby takes the job over from run {claim.run_id}.")
+        self._say(f"The standby takes the job over from run {claim.run_id}.")
         return Takeover(
             claim.epoch,
             claim.series,

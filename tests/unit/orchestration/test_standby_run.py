@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.log_manager import DagsterLogManager
 
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.errors import DriverLost
+from dagster_ckpt.errors import DriverLost, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover, standby_run
+from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing
 from tests.helpers.orchestration.stored_job import make_asset
 from tests.unit.orchestration.test_standby_runs import Bench, Status
 
@@ -52,14 +53,15 @@ class Beside:
         self.run_id = bench.launched(request)
         self.turns: Iterator[Callable[[], object]] = iter(())
         run = SimpleNamespace(run_id=self.run_id, run_config=request.run_config, tags=request.tags)
-        context = SimpleNamespace(
+        beside = bench.instance.get_run_by_id(self.run_id)
+        self.context = SimpleNamespace(
             run=run,
             instance=bench.instance,
-            log=logging.getLogger("dagster_ckpt.test"),
+            log=DagsterLogManager.create([], instance=bench.instance, dagster_run=cast("dg.DagsterRun", beside)),
             resources=SimpleNamespace(**bench.resources),
         )
         self.standby = StandbyRun(
-            cast("dg.AssetExecutionContext", context),
+            cast("dg.AssetExecutionContext", self.context),
             make_asset(standby=True),
             bench.job.catalog,
             SystemClock(),
@@ -110,6 +112,102 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     monkeypatch.setattr(SystemClock, "monotonic", lambda clock: monotonic(clock) + passed)
     return advance
+
+
+class Away(Exception):
+    """What the driver of a database raises."""
+
+
+class Database:
+    """That of Dagster: while it is away, it takes no event, no line of a log and no tag, and answers nothing."""
+
+    def __init__(self, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_away, self.refused = False, 0
+        for storage, names_ in {
+            instance.event_log_storage: ["store_event", "store_event_batch"],
+            instance.run_storage: ["add_run_tags", "get_runs", "get_run_records"],
+        }.items():
+            for name in names_:
+                monkeypatch.setattr(storage, name, self._guarded(getattr(storage, name)))
+
+    def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **options: Any) -> Any:
+            if self.is_away:
+                self.refused += 1
+                raise Away("server closed the connection")
+            return call(*args, **options)
+
+        return guarded
+
+    def goes(self) -> None:
+        self.is_away = True
+
+    def returns(self) -> None:
+        self.is_away = False
+
+
+@pytest.fixture
+def database(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> Database:
+    return Database(beside.bench.instance, monkeypatch)
+
+
+def test_a_database_that_takes_no_line_of_the_log_either_ends_no_standby(
+    beside: Beside, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dagster answers a line that it cannot write with another write, and raises what that one raises."""
+    refused = list[int]()
+
+    def counted() -> None:
+        refused.append(database.refused)
+
+    beside.turns = iter([list, list, database.goes, beside.die, *[list] * 5, counted, database.returns, *[list] * 100])
+    assert isinstance(beside.standby.wait(), Takeover)
+    assert refused[0] > 5, "a line, the event that tells of it, and each look"
+    warned = [line.getMessage() for line in caplog.records if "cannot look after the job now" in line.getMessage()]
+    assert len(warned) == 1, "once, in the output of the process"
+
+
+def test_a_run_that_has_taken_the_job_over_goes_on_though_the_database_takes_nothing(
+    beside: Beside, database: Database, pass_time: Callable[[float], None]
+) -> None:
+    beside.takes_over()
+    database.goes()
+    beside.standby.claimed()
+    assert database.refused
+    pass_time(5)
+    database.returns()
+    beside.standby.settle()
+    run = beside.bench.instance.get_run_by_id(beside.run_id)
+    assert run is not None
+    assert run.tags[names.RESUMES_TAG] == beside.claim.run_id
+
+
+def test_a_rehearsal_that_cannot_be_tagged_does_not_begin_and_ends_no_standby(
+    beside: Beside, database: Database
+) -> None:
+    asset = make_asset(standby=True)
+    asset.rehearses = True
+    context = cast("dg.AssetExecutionContext", beside.context)
+    rehearsing = Rehearsing(context, asset, beside.bench.job.catalog, cast("Any", None))
+    database.goes()
+    rehearsing.go_on(may_begin=True)
+    assert database.refused
+    assert rehearsing.gives_way()
+
+
+def test_trouble_with_the_storage_between_ends_the_count_of_trouble_with_the_database(
+    beside: Beside, pass_time: Callable[[float], None]
+) -> None:
+    def fail() -> None:
+        raise Away("server closed the connection")
+
+    def fail_to_read() -> None:
+        pass_time(700)
+        raise StorageError("the storage is away")
+
+    beside.turns = iter([list, list, fail, fail_to_read, fail])
+    with pytest.raises(Over):
+        beside.standby.wait()
 
 
 def test_dagster_hears_of_a_takeover_as_soon_as_its_database_answers(
