@@ -21,6 +21,7 @@ from dagster_ckpt.errors import (
     DriverLost,
     Fenced,
     InvalidConfiguration,
+    JobAlreadyRunning,
     NotRestarted,
     SparkNotStarted,
     StorageError,
@@ -55,6 +56,8 @@ _LONG = 60.0
 _TIMEOUTS = 6
 #: Seconds for which a canceled driver may take to end.
 _GRACE = 120.0
+#: The errors by which Dagster hears what has become of the driver. After any other one nobody has told it.
+_TELLING = (SparkNotStarted, DriverLost, NotRestarted, Fenced, JobAlreadyRunning)
 
 
 class Attendant:
@@ -168,6 +171,7 @@ class Attendant:
                     min(lease.look(_LOOK, self._catalog.filesystem) for lease in (self._lease, self._sign.lease))
                 )
         except Exception as error:
+            is_interrupted = not isinstance(error, _TELLING)
             if isinstance(error, (SparkNotStarted, DriverLost, NotRestarted)):
                 self._report.last()
             is_own = self._claim is None and self._process is not None
@@ -237,8 +241,7 @@ class Attendant:
         if heartbeat is not None and self._goes_on(heartbeat, asked):
             self._tell(heartbeat)
             return None
-        claim = self._newest_claim()
-        if claim is None:
+        if (claim := self._newest_claim()) is None:
             self._check_unclaimed()
             return None
         end = self._records.epochs.read_end(claim.epoch)
@@ -348,9 +351,8 @@ class Attendant:
             )
         if self._process is not None:
             self._process.forget()
-        status = JobStatus(end.status)
         newest = retained[-1] if retained and not end.discarded else None
-        return RunResult(status, newest)
+        return RunResult(JobStatus(end.status), newest)
 
     def _is_canceled(self) -> bool:
         try:

@@ -55,7 +55,8 @@ class OwnSign:
 
         Args:
             claim: as for :meth:`show`.
-            interrupted: the run was told to end; else Dagster hears from the run how the driver has ended.
+            interrupted: the run was told to end, or has broken off; else Dagster hears from the run how the driver has
+                ended.
         """
         if self._last is None:
             return

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import dagster as dg
 import pytest
@@ -17,8 +18,12 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, Savepoint
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending.attendant import Attendant
+from dagster_ckpt.orchestration.attending.driver_report import Told
 from dagster_ckpt.orchestration.events import RequestEvents
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -35,21 +40,28 @@ class Place:
         self._definitions = build_checkpoint_definitions([self.asset], self._resources)
         self._cursor: str | None = None
 
-    def finished(self, *, interrupted: bool = False) -> Claim:
-        """The driver of a run has finished after the process of the run was killed, or interrupted."""
+    def driven(self) -> Claim:
+        """The driver of a run has taken the job over, and has a checkpoint."""
         run = run_id()
         self._add(run, Status.STARTED, {})
-        records = self.job.catalog.records
-        submitted(records, Submission(run, 0, None, "{}", 1.0))
+        submitted(self.job.catalog.records, Submission(run, 0, None, "{}", 1.0))
         claim = self.job.claim(run)
         self.store = self.job.choose(claim)
         self.job.checkpoint(self.store, 1)
+        return claim
+
+    def finished(self, *, interrupted: bool = False) -> Claim:
+        """The driver of a run has finished after the process of the run was killed, or interrupted."""
+        claim, records = self.driven(), self.job.catalog.records
         gone = replace(ProcessIdentity.current(), created=0.0, ticks=1)
-        sign = Heartbeat(claim.epoch, run, (gone,), 1, time.time(), uptime=SystemClock().monotonic())
+        sign = Heartbeat(claim.epoch, claim.run_id, (gone,), 1, time.time(), uptime=SystemClock().monotonic())
         records.attendant.write(replace(sign, stopped=interrupted, interrupted=interrupted))
+        self.finish(claim)
+        return claim
+
+    def finish(self, claim: Claim) -> None:
         self.job.end(claim, "FINISHED")
         self.job.beat(claim, alive=False, stopped=True)
-        return claim
 
     def tick(self) -> tuple[list[dg.RunRequest], str]:
         (sensor,) = self._definitions.get_repository_def().sensor_defs
@@ -126,6 +138,32 @@ def test_a_savepoint_that_was_taken_after_the_last_look_is_told_when_the_driver_
     found = place.instance.fetch_observations(dg.AssetKey("orders_savepoints"), limit=9, ascending=True).records
     told = [str(item.asset_observation.description) for item in found if item.asset_observation is not None]
     assert [item.split(",")[0] for item in told] == ["A savepoint: FAILED", "A savepoint: COMPLETED"]
+
+
+def test_a_run_that_has_broken_off_leaves_it_to_another_to_tell_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an error that says nothing of the driver, which lives and finishes before the sensor's next tick."""
+    claim, catalog = place.driven(), place.job.catalog
+    place.job.beat(claim, alive=True)
+
+    def damaged(_: int) -> None:
+        raise CorruptRecord("The end of epoch 1 is truncated.", hint="None.")
+
+    monkeypatch.setattr(catalog.records.epochs, "read_end", damaged)
+    told = Told(lambda: None, lambda: False, *[lambda *_: None] * 7)
+    reporter = create_autospec(CheckpointReporter)
+    with pytest.raises(CorruptRecord):
+        Attendant(catalog, claim.run_id, claim.run_id, reporter, told, SystemClock(), time.sleep).attend()
+    monkeypatch.undo()
+    run = place.instance.get_run_by_id(claim.run_id)
+    assert run is not None
+    place.instance.report_run_failed(run)
+    place.finish(claim)
+    (request,) = place.tick()[0]
+    assert request.tags[names.ATTENDS_TAG] == claim.run_id
+    assert place.launch(request)
+    assert place.materializations() == 1
 
 
 def test_what_its_own_run_has_told_is_not_told_again(place: Place) -> None:
