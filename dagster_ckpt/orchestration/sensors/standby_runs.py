@@ -97,7 +97,7 @@ class StandbyRuns:
         of_latest = "" if latest is None else latest.dagster_run.tags.get(names.RUN_KEY_TAG, "")
         if failed is None and of_latest.startswith(beside):
             return None  # it has ended by itself, or its user has canceled it; the job's next run gets another one
-        key = f"{beside}{failed.dagster_run.run_id if failed else 0}"
+        key = f"{beside}{latest.dagster_run.run_id if latest else 0}"
         self._sweep(asset, Standbys(storage, asset.name))
         has_died = failed is not None and failed.dagster_run.tags.get(names.REHEARSAL_TAG) == names.BEGUN
         return self._launching(asset, sight.claim.run_id, key, rehearses=not has_died)

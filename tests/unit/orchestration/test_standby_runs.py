@@ -212,6 +212,26 @@ def test_a_standby_of_other_code_is_told_to_end_and_another_one_follows(
     assert bench.standbys.read(old) is None
 
 
+def test_after_a_deployment_is_rolled_back_the_job_has_a_standby_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster launches no second run for a key that it has seen."""
+    bench.run()
+    standby, keys = "", []
+    for code in ("before", "after", "before", "after"):
+        monkeypatch.setattr("dagster_ckpt.orchestration.sensors.resume_sensor.loaded_code", lambda _, code=code: code)
+        bench.load(standby=True)
+        (request,) = bench.tick()
+        keys.append(request.run_key)
+        if standby:
+            assert bench.standbys.read(standby) is None, "so it ends"
+            bench.end(standby, Status.SUCCESS)
+        standby = bench.launched(request)
+        bench.sign(standby)
+        assert bench.tick() == []
+    assert len(set(keys)) == 4
+
+
 def test_a_standby_that_is_not_wanted_any_more_is_told_to_end(bench: Bench) -> None:
     bench.run()
     (request,) = bench.tick()
