@@ -42,7 +42,8 @@ def main() -> int:
     runs.append((f"Spark {releases[0]} and newer", sys.executable, upgrade))
     workers = max(1, _WORKERS // len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
-        failed = [lines for lines in pool.map(lambda run: _pytest(*run, workers), runs) if lines]
+        passing = [pool.submit(_pytest, *run, workers) for run in runs]
+        failed = [lines for run in passing if (lines := run.result())]
     # Once more and last: the lines of a run that passed may be many, and whoever reads the end must see what failed.
     for lines in failed:
         print(*lines, sep="", end="", flush=True)
