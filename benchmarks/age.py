@@ -86,7 +86,7 @@ def median(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _retention(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from dagster_ckpt.config.retention import KeepNewest  # noqa: PLC0415 - the sensor is measured without it
+    from dagster_ckpt.config.retention import Retention  # noqa: PLC0415 - the sensor is measured without it
 
     for shape in SHAPES:
         of = f"{options.retained:,} retained, {shape}"
@@ -101,7 +101,7 @@ def _retention(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             store, runs = stores[0], []
             for _ in range(options.rounds):
                 complete(store, newest)
-                runs.append(measured(store.subsume, KeepNewest(options.retained)))
+                runs.append(measured(store.subsume, Retention(options.retained)))
             if len(store.retained) != options.retained:
                 raise RuntimeError(f"{len(store.retained)} are retained")
             yield {"what": "subsume", "of": of, **median(runs)}

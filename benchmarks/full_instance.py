@@ -44,7 +44,7 @@ from benchmarks import age  # noqa: E402
 from benchmarks.drivers.full_instance_site import STORAGE, definitions  # noqa: E402
 from dagster_ckpt.checkpoint import CheckpointCatalog, End  # noqa: E402
 from dagster_ckpt.clock import SystemClock, iso  # noqa: E402
-from dagster_ckpt.config.retention import KeepNewest  # noqa: E402
+from dagster_ckpt.config.retention import Retention  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.orchestration import names  # noqa: E402
 from dagster_ckpt.orchestration.reporting import CheckpointReporter  # noqa: E402
@@ -210,7 +210,7 @@ def _reports(
     runs = []
     for _ in range(options.rounds):
         age.complete(store, newest)
-        gone = store.subsume(KeepNewest(len(store.retained) - 1))
+        gone = store.subsume(Retention(len(store.retained) - 1))
         runs.append(age.measured(reporter.subsumed, gone, store.retained))
     yield {"what": "report of one more, one less", **age.median(runs)}
     assert_shown()

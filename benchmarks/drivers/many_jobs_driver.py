@@ -40,7 +40,7 @@ from dagster_ckpt.checkpoint import (
     this_host,
 )
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import partitions_name
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -135,7 +135,7 @@ class _Driver:
             completed = store.write(store.begin(), self._snapshot(order.job, batch))
             self._tell("completed", order.job, key=completed.key)
             heart.completed(completed.reference, claim.epoch)
-            discarded = store.subsume(KeepNewest(self._site.config.num_retained))
+            discarded = store.subsume(Retention(self._site.config.num_retained))
             with self._one_asks:
                 reporter.subsumed(discarded, store.retained)
             time.sleep(self._site.interval)

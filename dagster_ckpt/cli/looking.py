@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Any
@@ -31,7 +32,7 @@ from dagster_ckpt.cli.places import (
 )
 from dagster_ckpt.cli.printing import for_people, progress, say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide, format_size
+from dagster_ckpt.config import LATEST, CheckpointConfig, format_size
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -283,10 +284,9 @@ def retention(
     completed = [item for item in everything if item.reference not in quarantined]
     if quarantined:
         warn(f"In quarantine, neither counted nor deleted: {', '.join(sorted(quarantined))}")
-    pinned = KeepPinned(catalog.records.pins.reasons())
-    policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
+    with_pins = replace(config.retention, pinned=catalog.records.pins.reasons())
     savepoints = catalog.records.taken_savepoints.known()
-    decisions = decide(policy, for_retention(completed, savepoints), SystemClock().time())
+    decisions = with_pins.decide(for_retention(completed, savepoints), SystemClock().time())
     freed = reclaimable_bytes(catalog, everything, {decision.name for decision in decisions if not decision.keep})
     rows = [
         {

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         RestartStrategy,
         check_poison_batch_attempts,
     )
-    from dagster_ckpt.config.retention import AnyOf, KeepPinned, Retained, RetentionPolicy, decide
+    from dagster_ckpt.config.retention import Retained, Retention
     from dagster_ckpt.config.state_backend import (
         CHANGELOG_CONF,
         HDFS_PROVIDER,
@@ -90,7 +90,6 @@ __all__ = [
     "ROCKSDB_PROVIDER",
     "STATE_FORMAT_CONF",
     "UNLIMITED",
-    "AnyOf",
     "CheckpointConfig",
     "CheckpointingMode",
     "Configuration",
@@ -103,7 +102,6 @@ __all__ = [
     "FixedDelayRestart",
     "HashMapStateBackend",
     "JobStatus",
-    "KeepPinned",
     "LiveLocationPlace",
     "NoRestart",
     "Place",
@@ -114,14 +112,13 @@ __all__ = [
     "RestartStrategy",
     "RestoreRequest",
     "Retained",
-    "RetentionPolicy",
+    "Retention",
     "StartSources",
     "StateBackend",
     "StateLayout",
     "UpgradeMode",
     "check_poison_batch_attempts",
     "configured_backend",
-    "decide",
     "duration_of",
     "format_duration",
     "format_size",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dagster_ckpt.config.quantities import Duration, format_duration
-from dagster_ckpt.config.retention import AnyOf, KeepEvery, KeepNewest, KeepYounger, RetentionPolicy
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
@@ -277,14 +277,9 @@ class CheckpointConfig(BaseModel):
         return tuple(found)
 
     @property
-    def retention(self) -> RetentionPolicy:
+    def retention(self) -> Retention:
         """Which completed checkpoints stay while the job runs."""
-        policies: list[RetentionPolicy] = [KeepNewest(self.num_retained)]
-        if self.retain_for is not None:
-            policies.append(KeepYounger(self.retain_for))
-        if self.retain_every is not None:
-            policies.append(KeepEvery(self.retain_every))
-        return AnyOf(tuple(policies))
+        return Retention(self.num_retained, self.retain_for, self.retain_every)
 
     def discards(self, status: JobStatus) -> bool:
         """Whether a job that ends with ``status`` deletes its checkpoints: Flink's table.

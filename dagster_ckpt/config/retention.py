@@ -1,30 +1,15 @@
-"""Retention: which completed checkpoints stay, as a pure decision with reasons.
-
-A policy says which checkpoints to keep; :func:`decide` adds the minimum that every policy keeps.
-"""
+"""Retention: which completed checkpoints stay, as a pure decision with reasons."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
 from dagster_ckpt.config.quantities import format_duration
-from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = [
-    "AnyOf",
-    "KeepEvery",
-    "KeepNewest",
-    "KeepPinned",
-    "KeepYounger",
-    "Retained",
-    "RetentionDecision",
-    "RetentionPolicy",
-    "decide",
-]
+__all__ = ["Retained", "Retention", "RetentionDecision"]
 
 
 class Retained(NamedTuple):
@@ -56,130 +41,59 @@ class RetentionDecision(NamedTuple):
     reason: str
 
 
-class RetentionPolicy(ABC):
-    """Chooses the checkpoints to keep. Implementations are frozen values."""
-
-    @abstractmethod
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        """The names of the checkpoints to keep, each with its reason. ``now``: seconds since the epoch."""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """The policy for people: ``the 10 newest``."""
-
-
 @dataclass(frozen=True, slots=True)
-class KeepNewest(RetentionPolicy):
-    """Keeps the ``count`` newest by (epoch, id); abandoned checkpoints rank after all others."""
+class Retention:
+    """Which checkpoints stay: those that at least one attribute keeps. As text: ``the 10 newest``.
 
-    count: int
-
-    def __post_init__(self) -> None:
-        _require(self.count >= 1, "at least 1 checkpoint must be retained")
-
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        del now
-        newest = sorted(checkpoints, key=lambda checkpoint: checkpoint.rank)[-self.count :]
-        return dict.fromkeys((checkpoint.name for checkpoint in newest), f"among {self}")
-
-    def __str__(self) -> str:
-        return f"the {self.count} newest"
-
-
-@dataclass(frozen=True, slots=True)
-class KeepYounger(RetentionPolicy):
-    """Keeps the checkpoints that were written less than ``age`` ago."""
-
-    age: timedelta
-
-    def __post_init__(self) -> None:
-        _require(self.age > timedelta(), "the age up to which checkpoints are retained must be positive")
-
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        age = self.age.total_seconds()
-        young = (checkpoint.name for checkpoint in checkpoints if now - checkpoint.written_at < age)
-        return dict.fromkeys(young, f"among {self}")
-
-    def __str__(self) -> str:
-        return f"those younger than {format_duration(self.age)}"
-
-
-@dataclass(frozen=True, slots=True)
-class KeepEvery(RetentionPolicy):
-    """Keeps the checkpoints whose id is a multiple of ``step``, for as long as the job lives."""
-
-    step: int
-
-    def __post_init__(self) -> None:
-        _require(self.step >= 1, "the step of retained checkpoints must be at least 1")
-
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        del now
-        those = (checkpoint.name for checkpoint in checkpoints if checkpoint.key[1] % self.step == 0)
-        return dict.fromkeys(those, f"among {self}")
-
-    def __str__(self) -> str:
-        return f"those whose id is a multiple of {self.step}"
-
-
-@dataclass(frozen=True, slots=True)
-class KeepPinned(RetentionPolicy):
-    """Keeps the pinned checkpoints; ``names`` has the reason of each, possibly empty."""
-
-    names: Mapping[str, str]
-
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        del now
-        present = [checkpoint.name for checkpoint in checkpoints if checkpoint.name in self.names]
-        return {name: f"pinned: {self.names[name]}" if self.names[name] else "pinned" for name in present}
-
-    def __str__(self) -> str:
-        return "those that are pinned"
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf(RetentionPolicy):
-    """Keeps what any of ``policies`` keeps; the first policy that keeps a checkpoint gives the reason."""
-
-    policies: tuple[RetentionPolicy, ...]
-
-    def __post_init__(self) -> None:
-        _require(bool(self.policies), "there must be a policy")
-
-    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        for policy in self.policies:
-            found = {**policy.kept(checkpoints, now), **found}
-        return found
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.policies))
-
-
-def decide(policy: RetentionPolicy, checkpoints: Sequence[Retained], now: float) -> list[RetentionDecision]:
-    """Decide on each checkpoint. The newest checkpoint that is not abandoned stays whatever the policy says.
-
-    Args:
-        policy: chooses the checkpoints to keep.
-        checkpoints: all checkpoints.
-        now: seconds since the epoch.
-
-    Returns:
-        One decision per checkpoint, in the order given.
+    Attributes:
+        newest: keeps so many of the newest by (epoch, id); abandoned checkpoints rank after all others. It is 1 at
+            least, so what the job would go on from always stays.
+        younger: keeps those that were written less than this ago, ``None`` for none.
+        every: keeps those whose id is a multiple of this for as long as the job lives, ``None`` for none.
+        pinned: keeps these names; has the reason of each, possibly empty.
     """
-    kept = dict(policy.kept(checkpoints, now))
-    if checkpoints:
-        kept.setdefault(max(checkpoints, key=lambda checkpoint: checkpoint.rank).name, "what the job would go on from")
-    otherwise = {
-        False: f"not among {policy}",
-        True: f"a rollback has abandoned it, and abandoned checkpoints go first: not among {policy}",
-    }
-    return [
-        RetentionDecision(item.name, item.name in kept, kept.get(item.name, otherwise[item.abandoned]))
-        for item in checkpoints
-    ]
 
+    newest: int
+    younger: timedelta | None = None
+    every: int | None = None
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvalidConfiguration(f"The retention policy cannot be used: {message}.")
+    def decide(self, checkpoints: Sequence[Retained], now: float) -> list[RetentionDecision]:
+        """Decide on each checkpoint; a pin is the first reason to keep it.
+
+        Args:
+            checkpoints: all checkpoints.
+            now: seconds since the epoch.
+
+        Returns:
+            One decision per checkpoint, in the order given.
+        """
+        kept = {
+            name: f"among {words}" for words, names in reversed(self._parts(checkpoints, now).items()) for name in names
+        }
+        kept |= {name: f"pinned: {reason}" if reason else "pinned" for name, reason in self.pinned.items()}
+        otherwise = {
+            False: f"not among {self}",
+            True: f"a rollback has abandoned it, and abandoned checkpoints go first: not among {self}",
+        }
+        return [
+            RetentionDecision(item.name, item.name in kept, kept.get(item.name, otherwise[item.abandoned]))
+            for item in checkpoints
+        ]
+
+    def _parts(self, checkpoints: Sequence[Retained] = (), now: float = 0.0) -> dict[str, list[str]]:
+        """The names of the checkpoints that each attribute but the pins keeps, by what it keeps in words."""
+        ranked = sorted(checkpoints, key=lambda checkpoint: checkpoint.rank)
+        parts = {f"the {self.newest} newest": [checkpoint.name for checkpoint in ranked[-self.newest :]]}
+        if self.younger is not None:
+            age = self.younger.total_seconds()
+            young = [checkpoint.name for checkpoint in checkpoints if now - checkpoint.written_at < age]
+            parts[f"those younger than {format_duration(self.younger)}"] = young
+        if self.every is not None:
+            those = [checkpoint.name for checkpoint in checkpoints if checkpoint.key[1] % self.every == 0]
+            parts[f"those whose id is a multiple of {self.every}"] = those
+        return parts
+
+    def __str__(self) -> str:
+        pinned = ["those that are pinned"] if self.pinned else []
+        return ", ".join([*pinned, *self._parts()])

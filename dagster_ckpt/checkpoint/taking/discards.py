@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Executor, Future
 
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config import RetentionPolicy
+from dagster_ckpt.config import Retention
 from dagster_ckpt.errors import CheckpointError, MustStop
 from dagster_ckpt.threads import Threads
 
@@ -35,7 +35,7 @@ class Discards:
         executor: runs one deletion at a time, in order.
     """
 
-    def __init__(self, store: CompletedCheckpointStore, retention: RetentionPolicy, executor: Executor) -> None:
+    def __init__(self, store: CompletedCheckpointStore, retention: Retention, executor: Executor) -> None:
         self._store = store
         self._retention = retention
         self._executor = executor

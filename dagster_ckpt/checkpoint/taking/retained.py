@@ -9,7 +9,7 @@ import logging
 import threading
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, for_retention, references, voided
 from dagster_ckpt.checkpoint.control import ROUNDS
@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import give_up_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
+from dagster_ckpt.config import Retention
 from dagster_ckpt.errors import CorruptCheckpoint, PublishConflict
 
 __all__ = ["Discarded", "RetainedCheckpoints"]
@@ -108,7 +108,7 @@ class RetainedCheckpoints:
         with self.lock:
             self._settle()
 
-    def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
+    def subsume(self, retention: Retention) -> list[Discarded]:
         """Delete the checkpoints that ``retention`` does not keep and no user pinned.
 
         Nothing is deleted when pins keep changing meanwhile.
@@ -120,9 +120,9 @@ class RetainedCheckpoints:
 
         def to_drop() -> tuple[list[Discarded], str]:
             nonlocal drop
-            policy, drop = self._decided(retention)
+            with_pins, drop = self._decided(retention)
             found = [Discarded(item, drop[item.reference]) for item in self.checkpoints if item.reference in drop]
-            return found, f"subsumed: retained are {policy}"
+            return found, f"subsumed: retained are {with_pins}"
 
         with self._deleting:
             discarded = self._drop(to_drop, "The next checkpoint tries again.")
@@ -156,16 +156,14 @@ class RetainedCheckpoints:
             self._records.deletions.tell_foreign(self._job_id)
             return discarded + self._give_up_claimed(reason)
 
-    def _decided(self, retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
-        """The policy including pins, and the reason for each checkpoint that it does not keep, by reference."""
-        policy = retention
-        if pinned := self._records.pins.pinned():
-            policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
-        decisions = decide(policy, for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time())
+    def _decided(self, retention: Retention) -> tuple[Retention, dict[str, str]]:
+        """The retention including pins, and the reason for each checkpoint that it does not keep, by reference."""
+        with_pins = replace(retention, pinned=dict.fromkeys(self._records.pins.pinned(), ""))
+        decisions = with_pins.decide(for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time())
         drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
         if not self.checkpoints or self.checkpoints[-1].epoch < self._epoch:
             drop.pop(self._restored_from or "", None)  # a recovery needs it until this epoch has its own checkpoint
-        return policy, drop
+        return with_pins, drop
 
     def _drop(self, to_drop: Callable[[], tuple[list[Discarded], str]], what_next: str) -> list[Discarded] | None:
         """Delete what ``to_drop`` names, for its reason; ``None`` when a checkpoint was pinned meanwhile each time."""

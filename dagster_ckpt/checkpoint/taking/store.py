@@ -29,7 +29,7 @@ from dagster_ckpt.checkpoint.taking.retained import Discarded, RetainedCheckpoin
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedFiles
 from dagster_ckpt.clock import Clock, iso, milliseconds
-from dagster_ckpt.config import RetentionPolicy
+from dagster_ckpt.config import Retention
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, unheard
 
@@ -276,7 +276,7 @@ class CompletedCheckpointStore:
                 return metadata
         raise CheckpointFailure(f"The storage did not take chk-{number}.")
 
-    def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
+    def subsume(self, retention: Retention) -> list[Discarded]:
         """Subsume checkpoints that ``retention`` does not keep and no user pinned; see :class:`RetainedCheckpoints`.
 
         Checkpoints and savepoints are taken meanwhile, on other threads.

@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Pendin
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
-from dagster_ckpt.config.retention import KeepNewest, RetentionPolicy
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import CheckpointError, Fenced, NotRestarted
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Action, FaultInjectingFileSystem, Operation, Plan
@@ -323,18 +323,18 @@ class Run:
         ranked = sorted(visible, key=lambda metadata: (metadata in line, metadata.key))
         self.ledger.given_up |= {metadata.reference for metadata in ranked[:-num_retained]}
         with self._nothing_if_fenced():
-            return self.store.subsume(KeepNewest(num_retained))
+            return self.store.subsume(Retention(num_retained))
 
     def note_decisions(self) -> None:
         """Note what may go when that is decided: checkpoints complete while a deletion is under way."""
         kept = self.store._kept
         decided = kept._decided
 
-        def noted(retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
-            policy, drop = decided(retention)
+        def noted(retention: Retention) -> tuple[Retention, dict[str, str]]:
+            with_pins, drop = decided(retention)
             assert not kept.checkpoints or kept.checkpoints[-1].reference not in drop
             self.ledger.given_up |= drop.keys()
-            return policy, drop
+            return with_pins, drop
 
         kept._decided = noted  # type: ignore[method-assign]
 

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.config.state_backend import LAYOUTS
 from dagster_ckpt.filesystem import FileSystem, unheard
 from dagster_ckpt.spark.capture.source import StreamingSource
@@ -155,7 +155,7 @@ class Start:
         # What may go is noted before, because the process may die on the way.
         completed = CheckpointCatalog(self.beneath, JOB).completed(self.store.job_id)[0]
         self.promised.given_up |= {item.reference for item in completed[:-keep]}
-        return self.store.subsume(KeepNewest(keep))
+        return self.store.subsume(Retention(keep))
 
     def _query_before(self) -> StoredQuery:
         """The newest query that has come to the batch that was restored."""

@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Discarded
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import CheckpointNotFound, StorageError
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata, retained_metadata
@@ -75,7 +75,7 @@ class Reports:
         self.clock.now += after
         self._batch += 1
         metadata = self.job.checkpoint(self.store, self._batch)
-        self.reporter.subsumed(self.store.subsume(KeepNewest(keep)), self.store.retained)
+        self.reporter.subsumed(self.store.subsume(Retention(keep)), self.store.retained)
         return metadata
 
     def materialized(self) -> list[str | None]:
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_shown_before_what_it_subsumes_goes(reports: Reports) ->
     reports.clock.now += _INTERVAL
     reports.reporter.completed(reports.store.retained)
     assert reports.shown() == {partition_key(first), partition_key(second)}
-    reports.reporter.subsumed(reports.store.subsume(KeepNewest(1)), reports.store.retained)
+    reports.reporter.subsumed(reports.store.subsume(Retention(1)), reports.store.retained)
     reports.clock.now += _INTERVAL
     reports.reporter.tick()
     assert reports.shown() == {partition_key(second)}
@@ -237,7 +237,7 @@ def test_a_report_of_too_many_is_gone_on_with_in_order(reports: Reports) -> None
     assert reports.materialized() == keys
     assert list(reports.instance.get_dynamic_partitions(_PARTITIONS)) == keys
 
-    gone = reports.store.subsume(KeepNewest(1))
+    gone = reports.store.subsume(Retention(1))
     reporter.subsumed(gone, reports.store.retained)
     assert (1 < len(reports.observed()) < len(gone) / 2, reporter.is_told) == (True, False)
     for _ in range(len(keys)):

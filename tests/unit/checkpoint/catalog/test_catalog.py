@@ -14,7 +14,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileChanged,
@@ -179,7 +179,7 @@ class TestNewest:
         def job_goes_on(operation: Operation) -> None:
             if operation.name == "read" and operation.path.endswith("chk-1/_metadata") and not run.store.retained[1:]:
                 run.checkpoint(state(2), 2)
-                run.store.subsume(KeepNewest(1))
+                run.store.subsume(Retention(1))
 
         reader = FaultInjectingFileSystem(memory, job_goes_on)
         found = find_newest(CheckpointCatalog(reader, JOB)).metadata

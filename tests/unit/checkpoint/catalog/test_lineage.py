@@ -6,7 +6,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_before, line_of_descent, older_than
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.retention import KeepNewest, decide
+from dagster_ckpt.config.retention import Retention
 from tests.helpers.checkpoint.driver import JOB, Run, state
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.helpers.checkpoint.memory import MemoryFileSystem
@@ -64,7 +64,7 @@ def test_retention_drops_abandoned_checkpoints_first() -> None:
         ("chk-3", (2, 3), False),
     ]
     assert known[2].written_at - known[0].written_at == 2 * 86_400
-    decisions = decide(KeepNewest(2), known, 0)
+    decisions = Retention(2).decide(known, 0)
     assert [decision.keep for decision in decisions] == [True, False, True]
     assert decisions[1].reason.startswith("a rollback has abandoned it"), "it is one of the two newest by its number"
     assert for_retention([]) == []

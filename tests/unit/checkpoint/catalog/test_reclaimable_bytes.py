@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import reclaimable_bytes
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -23,7 +23,7 @@ def test_it_is_what_subsuming_really_frees(memory: MemoryFileSystem, ledger: Led
     taken = [run.checkpoint(state(step)) for step in range(8)]
     told = reclaimable_bytes(CheckpointCatalog(memory, JOB), taken, {item.reference for item in taken[:-keep]})
     before = stored_bytes(memory, run.store.job_id)
-    discarded = run.store.subsume(KeepNewest(keep))
+    discarded = run.store.subsume(Retention(keep))
     assert [item.metadata.reference for item in discarded] == list(told)
     assert before - stored_bytes(memory, run.store.job_id) == sum(told.values()) > 0
 

@@ -27,7 +27,7 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import (
     give_up_claimed,
 )
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.testing import Crash, CrashAfter, Fail, FaultInjectingFileSystem, ProcessDied, at_operation
@@ -53,15 +53,15 @@ def is_there(metadata: CheckpointMetadata) -> bool:
 def test_it_counts_as_retained_and_is_given_up_once(run: Run, directory: PosixFileSystem) -> None:
     savepoint = run.store._kept._claimed = saved(run, directory, 1)
     run.checkpoint(state(2), 2)
-    assert run.store.subsume(KeepNewest(2)) == []
+    assert run.store.subsume(Retention(2)) == []
     assert is_there(savepoint)
     run.checkpoint(state(3), 3)
-    (discarded,) = run.store.subsume(KeepNewest(2))
+    (discarded,) = run.store.subsume(Retention(2))
     assert discarded.metadata == savepoint
     assert "not among the 2 newest" in discarded.reason
     assert not Path(savepoint.reference).exists()
     assert [item.batch for item in run.store.retained] == [2, 3]
-    assert run.store.subsume(KeepNewest(2)) == []
+    assert run.store.subsume(Retention(2)) == []
 
 
 def test_a_fenced_writer_deletes_no_savepoint(
@@ -71,7 +71,7 @@ def test_a_fenced_writer_deletes_no_savepoint(
     run.checkpoint(state(2), 2)
     Run(memory, ledger, pins).start()
     with pytest.raises(Fenced):
-        run.store.subsume(KeepNewest(1))
+        run.store.subsume(Retention(1))
     with pytest.raises(Fenced):
         run.store.discard_all("canceled")
     assert is_there(savepoint)
@@ -84,8 +84,8 @@ def test_what_the_storage_refuses_to_delete_is_tried_again(
     run.checkpoint(state(2), 2)
     with monkeypatch.context() as patched:
         patched.setattr(PosixFileSystem, "remove", _refuses)
-        assert run.store.subsume(KeepNewest(1)) == []
-    (discarded,) = run.store.subsume(KeepNewest(1))
+        assert run.store.subsume(Retention(1)) == []
+    (discarded,) = run.store.subsume(Retention(1))
     assert discarded.metadata == savepoint
     assert not Path(savepoint.reference).exists()
 
@@ -94,7 +94,7 @@ def test_one_that_a_rollback_goes_back_to_stays_meanwhile(run: Run, directory: P
     savepoint = run.store._kept._claimed = saved(run, directory, 1)
     run.checkpoint(state(2), 2)
     with kept_savepoint(run.catalog, savepoint, "rollback x", SystemClock()):
-        assert run.store.subsume(KeepNewest(1)) == []
+        assert run.store.subsume(Retention(1)) == []
         assert savepoint not in [item.metadata for item in run.store.discard_all("canceled")]
         assert is_there(savepoint)
     (discarded,) = run.store.discard_all("canceled")
@@ -199,7 +199,7 @@ def test_a_writer_that_is_fenced_between_its_look_and_its_pin_deletes_no_savepoi
 
     monkeypatch.setattr(pin_records.Pins, "add", late)
     with pytest.raises(Fenced):
-        run.store.subsume(KeepNewest(1))
+        run.store.subsume(Retention(1))
     assert is_there(savepoint)
     assert run.catalog.records.pins.pinned() == frozenset()
 

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -496,7 +496,7 @@ def test_while_it_is_all_that_is_retained_is_known(pins: Pins, monkeypatch: pyte
     race = Race(pins)
     with monkeypatch.context() as patched:
         patched.setattr(DeletionLog, "delete", lambda *_: False)
-        assert race.run.store.subsume(KeepNewest(1)) == []
+        assert race.run.store.subsume(Retention(1)) == []
         assert race.run.store.discard_all("canceled") == []
     assert [item.name for item in race.run.store.retained] == ["chk-1", "chk-2", "chk-3", "chk-4"]
     assert [item.metadata.name for item in race.run.subsume(1)] == ["chk-1", "chk-2", "chk-3"]

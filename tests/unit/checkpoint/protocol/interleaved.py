@@ -13,7 +13,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
@@ -168,7 +168,7 @@ class _Threads:
         self._mine.view = view
         while self._writing or self.run.store.retained[1:]:
             try:
-                self.run.store.subsume(KeepNewest(1))
+                self.run.store.subsume(Retention(1))
                 self.ledger.examine(self.storage)
             except (CheckpointError, OSError):
                 continue

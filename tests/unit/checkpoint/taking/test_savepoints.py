@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import (
     write_savepoint,
 )
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFailure,
@@ -307,7 +307,7 @@ def test_retention_of_a_job_beside_its_savepoints_leaves_them_alone(
     metadata = save(run, disk, 1)
     for step in range(2, 5):
         run.checkpoint(state(step), step)
-    run.store.subsume(KeepNewest(1))
+    run.store.subsume(Retention(1))
     run.cleanup()
     assert saved(disk, metadata) == state(1)
 

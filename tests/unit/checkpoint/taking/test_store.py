@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, Stored
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import (
     CheckpointFailure,
     CheckpointNotFound,
@@ -377,7 +377,7 @@ class TestFailing:
         with pytest.raises(Fenced):
             run.store.write(pending, pins.snapshot(3, state(3)))
         with pytest.raises(Fenced):
-            run.store.subsume(KeepNewest(1))
+            run.store.subsume(Retention(1))
         with pytest.raises(Fenced):
             run.store.discard_all("never")
         assert memory.files == before

@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.testing import (
     Action,
@@ -70,7 +70,7 @@ class TestSubsuming:
         assert len(again.store.broken) == 1
         before = shared(memory)
         again.checkpoint(state(9))
-        again.store.subsume(KeepNewest(1))
+        again.store.subsume(Retention(1))
         assert directories(memory) == {"chk-2", "chk-5"}
         assert before <= shared(memory)
         memory.files[broken] = whole  # somebody has found a backup
@@ -94,7 +94,7 @@ class TestSubsuming:
         for step in range(5):
             run.checkpoint(state(step))
         again = Run(memory, ledger, pins).start("chk-2")
-        again.store.subsume(KeepNewest(1))
+        again.store.subsume(Retention(1))
         newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
         assert newest is not None
         assert newest.name == "chk-2"
@@ -219,7 +219,7 @@ class TestDeletionLog:
 
         disturbed.plan = take_over
         with pytest.raises(ProcessDied):
-            run.store.subsume(KeepNewest(1))
+            run.store.subsume(Retention(1))
         assert len(DeletionLog(memory, JOB).pending()) == 1
         last = Run(memory, ledger, pins).start()
         assert last.store.restored_from == f"{1:032x}/chk-1"
@@ -239,6 +239,6 @@ class TestDeletionLog:
 
         disturbed.plan = take_over
         with pytest.raises(Fenced):
-            run.store.subsume(KeepNewest(1))
+            run.store.subsume(Retention(1))
         assert DeletionLog(memory, JOB).pending() == []
         assert directories(memory) == {"chk-1", "chk-2", "chk-3"}

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import (
     CheckpointFileChanged,
     CheckpointNotFound,
@@ -178,7 +178,7 @@ def test_the_first_job_subsumes_it_while_it_is_read(first: Run, new: NewJob) -> 
 def _go_on(run: Run) -> None:
     for step in range(20, 23):
         run.checkpoint({path: data + b"0" for path, data in state(step).items()}, batch=step)
-    run.store.subsume(KeepNewest(1))
+    run.store.subsume(Retention(1))
 
 
 def _once(do: Callable[[], None]) -> Callable[[Operation], None]:
