@@ -182,8 +182,9 @@ class S3FileSystem(VersionedBucket):
 
     def _was_refused(self, error: BaseException) -> bool:
         status = status_of(error)
-        # 501: the service does not know the header that makes a create exclusive.
-        return isinstance(error, _NO_CREDENTIALS) or (400 <= status < 500 and status not in PASSING) or status == 501
+        # 501: the service does not know the header that makes a create exclusive. Missing credentials are no refusal: a
+        # repeated request is signed anew, and botocore does not tell that an earlier one was sent.
+        return (400 <= status < 500 and status not in PASSING) or status == 501
 
     def _said(self, error: BaseException) -> str:
         return message_of(error)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aiobotocore.signers import AioRequestSigner
+from botocore.exceptions import CredentialRetrievalError
 
 from dagster_ckpt.errors import (
     InvalidConfiguration,
@@ -79,6 +81,25 @@ def test_a_refusal_after_a_conflict_says_nothing_of_the_requests_before(s3: S3Se
         with pytest.raises(StorageError, match="Could not create") as raised:
             storage.create("f", b"mine")
         assert type(raised.value) is outcome
+
+
+def test_credentials_that_are_away_say_nothing_of_the_request_before(
+    s3: S3Server, storage: S3FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request is signed anew: the machine's role may be away for the second, and the first may be under way."""
+    sign = AioRequestSigner.sign
+
+    async def signed(self: AioRequestSigner, operation: str, *given: object, **options: object) -> None:
+        if operation == "PutObject" and any(request.kind == "put" for request in s3.log):
+            raise CredentialRetrievalError(provider="iam-role", error_msg="no answer")
+        await sign(self, operation, *given, **options)
+
+    monkeypatch.setattr(AioRequestSigner, "sign", signed)
+    s3.plan = always("put", BROKEN)
+    with pytest.raises(PublishUnknown, match=r"credentials for bucket 'checkpoints' .*no answer") as raised:
+        storage.create("f", b"mine")
+    assert "aws configure" in raised.value.hint
+    assert [request.kind for request in s3.log].count("put") == 1
 
 
 def test_a_store_that_does_not_name_the_condition_is_understood(s3: S3Server, storage: S3FileSystem) -> None:
