@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable
@@ -31,6 +32,12 @@ class Threads(Executor):
         self._is_closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a call made on one of the threads.
+
+        Raises:
+            OSError: the host has no room for a single thread; the call is never made.
+            RuntimeError: the threads were shut down.
+        """
         future: Future[Any] = Future()
         with self._lock:
             if self._is_closed:
@@ -40,9 +47,13 @@ class Threads(Executor):
                 try:
                     thread.start()
                     self._threads.append(thread)
-                except RuntimeError:  # the host has no room for another thread, and those that run have time
+                except RuntimeError as error:  # the host has no room for another thread, and those that run have time
                     if not self._threads:
-                        raise
+                        raise OSError(
+                            errno.EAGAIN,
+                            f"This host has no room for the threads {self._name} ({error}): see `ulimit -u` and the "
+                            "limit of processes of the container",
+                        ) from error
             self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
 

@@ -62,7 +62,10 @@ def test_where_no_thread_can_start_those_that_run_do_it_or_the_caller_hears_why(
 
     monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
     done: list[int] = []
-    with pytest.raises(RuntimeError, match="can't start new thread"), Threads(2, "of the test") as threads:
+    with (
+        pytest.raises(OSError, match=r"no room for the threads of the test \(can't start"),
+        Threads(2, "of the test") as threads,
+    ):
         threads.submit(done.append, 0)
     with Threads(2, "of the test") as threads:
         assert [threads.submit(done.append, number) for number in (1, 2)]

@@ -30,6 +30,8 @@ __all__ = ["FetchedAhead"]
 
 _log = logging.getLogger(__name__)
 
+_LATER = "%s was not fetched ahead, which may be tried again: %s"
+
 #: Where files are until they are whole and compared with the manifest.
 _INCOMING: Final = "incoming"
 #: How many times as many files as may be under way at once are fetched before the next look whether to go on.
@@ -71,10 +73,12 @@ class FetchedAhead:
         if under_way or reference == self._fetched:
             return
         self._stopped.clear()
-        self._thread = threading.Thread(
-            target=self._fetch, args=(reference, epoch), name="dagster-ckpt-ahead", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._fetch, args=(reference, epoch), name="dagster-ckpt-ahead", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:  # there can be no more threads
+            _log.info(_LATER, reference, error)
 
     @property
     def has_any(self) -> bool:
@@ -129,7 +133,7 @@ class FetchedAhead:
             self._fetch_missing(reference, self._made(epoch))
         except (CheckpointError, OSError) as error:
             # Nothing depends on it. The storage may be down, or the job may have replaced the checkpoint meanwhile.
-            _log.info("%s was not fetched ahead, which may be tried again: %s", reference, first_line(error))
+            _log.info(_LATER, reference, first_line(error))
             self._stopped.wait(_PATIENCE)
 
     def _fetch_missing(self, reference: str, directory: Path) -> None:

@@ -24,6 +24,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_LATER = "Old live locations in %s are still there, until a later start: %s"
 _FETCHED = ".fetched"
 #: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``; or that of a standby.
 _START = re.compile(rf"(\d{{6,}})-[0-9a-f]{{8}}(?:\.salvage|{re.escape(_FETCHED)})?")
@@ -111,7 +112,11 @@ def forget_live_locations(
     if filesystem.copies is not None:
         # A location has as many objects as state stores have files: the query's checkpoints do not wait for that.
         arguments = (filesystem, job_name, epoch, choice)
-        threading.Thread(target=forget_stored, args=arguments, name="dagster-ckpt-forget", daemon=True).start()
+        thread = threading.Thread(target=forget_stored, args=arguments, name="dagster-ckpt-forget", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there can be no more threads
+            _log.info(_LATER, filesystem.url, error)
 
 
 def forget_stored(filesystem: FileSystem, job_name: str, epoch: int, choice: int | None = None) -> None:
@@ -123,4 +128,4 @@ def forget_stored(filesystem: FileSystem, job_name: str, epoch: int, choice: int
             if choice is None or epoch_of_start(directory.rpartition("/")[2]) != choice:
                 store.remove_below(directory)
     except OSError as error:
-        _log.info("Old live locations in %s are still there, until a later start: %s", filesystem.url, error)
+        _log.info(_LATER, filesystem.url, error)

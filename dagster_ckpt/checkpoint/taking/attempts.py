@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.errors import CaptureIncomplete
 
-__all__ = ["RETRIES", "RETRY_AFTER", "Attempt", "CheckpointListener", "outcome_of_abandoned", "until_whole"]
+__all__ = ["RETRIES", "RETRY_AFTER", "Attempt", "CheckpointListener", "outcome_of_abandoned", "until_whole", "writing"]
 
 _T = TypeVar("_T")
 
@@ -47,6 +47,19 @@ class CheckpointListener(Protocol):
         """A checkpoint attempt failed, the ``consecutive``-th failure in a row."""
 
 
+def writing(executor: Executor, snapshot: Snapshot, write: Callable[[], _T]) -> Future[_T]:
+    """Have a snapshot written by ``write``, which releases it; it is released, too, if there is no thread for that.
+
+    Raises:
+        OSError: there is no thread.
+    """
+    try:
+        return executor.submit(write)
+    except BaseException:
+        snapshot.release()
+        raise
+
+
 def until_whole(take: Callable[[], _T]) -> _T:
     """The result of ``take`` for a query that has stopped, tried up to :data:`RETRIES` times.
 
@@ -59,9 +72,9 @@ def until_whole(take: Callable[[], _T]) -> _T:
     return take()
 
 
-def outcome_of_abandoned(writing: Future[_T]) -> _T | None:
+def outcome_of_abandoned(future: Future[_T]) -> _T | None:
     """The result of an abandoned attempt if it was published all the same, else ``None``."""
     with contextlib.suppress(TimeoutError):
-        if writing.exception(timeout=_ABANDON) is None:
-            return writing.result()
+        if future.exception(timeout=_ABANDON) is None:
+            return future.result()
     return None

@@ -36,6 +36,7 @@ from dagster_ckpt.checkpoint.taking.attempts import (
     CheckpointListener,
     outcome_of_abandoned,
     until_whole,
+    writing,
 )
 from dagster_ckpt.checkpoint.taking.discards import Discards
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
@@ -274,6 +275,8 @@ class CheckpointCoordinator:
             number = pending.number
             pin_from = self._clock.monotonic()
             snapshot = self._source.pin(batch)
+            timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
+            future = writing(self._executor, snapshot, lambda: self._write(pending, snapshot, timings))
         except MustStop:
             raise
         except CaptureIncomplete as error:
@@ -285,11 +288,8 @@ class CheckpointCoordinator:
             self._schedule_next(now)
             self._count_failure(number, error)
             return
-        timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
-        self._waiting = self._incomplete = None
-        self._captured = batch
+        self._waiting, self._incomplete, self._captured = None, None, batch
         self._schedule_next(now)
-        future = self._executor.submit(self._write, pending, snapshot, timings)
         self._attempts.append(Attempt(pending, snapshot, future))
 
     def _write(

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 #: The end of a start waits so many seconds for deletions; a deletion that hangs ends with the process.
 _LONGEST = 10.0
+_LATER = "Old checkpoints could not be deleted and will be tried again: %s"
 
 
 class Discards:
@@ -56,7 +57,10 @@ class Discards:
 
     def ask(self) -> None:
         """Have the checkpoints deleted that are not to be retained; returns at once."""
-        self._waiting.append(self._executor.submit(self._store.subsume, self._retention))
+        try:
+            self._waiting.append(self._executor.submit(self._store.subsume, self._retention))
+        except OSError as error:  # there can be no thread for it
+            _log.warning(_LATER, error)
 
     def collect(self) -> Iterator[Sequence[Discarded]]:
         """The checkpoints that each deletion has deleted which ended since the last call.
@@ -73,7 +77,7 @@ class Discards:
                 if discarded := ended.result():
                     yield discarded
             elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
-                _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
+                _log.warning(_LATER, error)
             else:
                 raise error
 

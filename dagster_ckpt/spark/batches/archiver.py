@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _EVERY = 1.0
 #: Seconds that the end of a run waits for the last plans; a writer that hangs in the storage ends with the process.
 _LAST = 5.0
+_LATER = "What batches read could not be archived and will be tried again: %s"
 
 
 class Archiver:
@@ -67,11 +68,16 @@ class Archiver:
             if isinstance(error, Fenced):
                 raise error
             if error is not None:
-                _log.info("What batches read could not be archived and will be tried again: %s", error)
+                _log.info(_LATER, error)
             self._pause.begin(changed=error is not None or future.result())
         if self._pack or self._pause.is_over:
-            pack, self._pack = self._pack, False
-            self._running = self._pool.submit(self._archive, None, pack=pack)
+            try:
+                self._running = self._pool.submit(self._archive, None, pack=self._pack)
+            except OSError as error:  # there can be no thread for it
+                _log.info(_LATER, error)
+                self._pause.begin(changed=True)
+            else:
+                self._pack = False
 
     def completed(self) -> None:
         """Note that a checkpoint completed: the next tick packs what was archived before."""
@@ -91,8 +97,8 @@ class Archiver:
 
         A run that ends calls this, and why the run ends is what counts.
         """
-        # A timeout is an OSError. A host without room for a thread raises either an OSError or a RuntimeError.
-        with contextlib.suppress(OSError, RuntimeError, CheckpointError):
+        # A timeout, and a host without room for a thread, are OSErrors.
+        with contextlib.suppress(OSError, CheckpointError):
             self._pool.submit(self._archive, None, pack=False).result(timeout=_LAST)
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -29,7 +29,10 @@ class Rehearsal:
         # What the job's function asks of this thread's context, it finds there, too.
         run = partial(contextvars.copy_context().run, self._run)
         self._thread = threading.Thread(target=run, name="dagster-ckpt-rehearsal", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there can be no more threads, and nobody needs the rehearsal
+            self.outcome = error
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +47,8 @@ class Rehearsal:
 
     def join(self, seconds: float) -> None:
         """Wait until it is over, or so long."""
-        self._thread.join(seconds)
+        if not self.is_over:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:

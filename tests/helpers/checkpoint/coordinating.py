@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -23,13 +24,16 @@ from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem
 
 
 class HeldExecutor(Executor):
-    """Runs what is submitted when it is told to, or at once."""
+    """Runs what is submitted when it is told to, or at once; ``is_full``: there can be no thread for it."""
 
     def __init__(self, *, at_once: bool) -> None:
         self.at_once = at_once
+        self.is_full = False
         self.held: list[Callable[[], None]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.is_full:
+            raise OSError(errno.EAGAIN, "no room for a thread")
         future: Future[Any] = Future()
 
         def work() -> None:

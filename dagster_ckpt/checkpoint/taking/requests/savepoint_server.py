@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, made_by
 from dagster_ckpt.checkpoint.control import Answer, Asked, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.format import CheckpointMetadata, CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole, writing
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.requests.answers import Answers, RequestListener, in_words
 from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
@@ -285,6 +285,11 @@ class SavepointServer:
             pending = self._store.begin()
             pin_from = self._clock.monotonic()
             snapshot = self._source.pin(batch)
+            # A request may be found after the turn has looked at the clock.
+            aligned_for, pinned_for = max(now - current.began, 0.0), self._clock.monotonic() - pin_from
+            timings = {"align": milliseconds(aligned_for), "pin": milliseconds(pinned_for)}
+            asked = current.request, pending, snapshot, current.storage, timings
+            current.future = writing(self._executor, snapshot, lambda: self._write(*asked))
         except MustStop:
             raise
         except CaptureIncomplete as error:
@@ -298,12 +303,7 @@ class SavepointServer:
             self._current = None
             self._answers.failed(current.request, error)
             return
-        aligned_for = max(now - current.began, 0.0)  # a request may be found after the turn has looked at the clock
-        timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         current.pending = pending
-        current.future = self._executor.submit(
-            self._write, current.request, pending, snapshot, current.storage, timings
-        )
 
     def _write(
         self,

@@ -84,6 +84,21 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.ahead.remove()
 
 
+def test_a_host_without_room_for_a_thread_fetches_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    metadata = bench.run.checkpoint(state(1))
+    bench.fetch(metadata)
+    other = bench.run.checkpoint(state(2))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        bench.fetch(other)
+    assert bench.restore(other) != []
+    bench.fetch(other)
+    assert bench.restore(other) == []
+
+
 def test_a_start_reads_nothing_that_was_fetched(bench: Bench) -> None:
     metadata = bench.run.checkpoint(state(1))
     bench.fetch(metadata)

@@ -61,6 +61,29 @@ def test_the_newest_start_keeps_its_live_location_until_its_job_is_over(
     assert stored_before(bucket, JOB, 3) == ([f"{JOB}/taskowned/000002-00000000"] if stays else [])
 
 
+def test_a_host_without_room_for_a_thread_leaves_them_in_the_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start goes on: whatever stays harms nobody."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bucket = CopyingMemory()
+    (tmp_path / "000001-00000000").mkdir()
+    bucket.create(f"{JOB}/taskowned/000001-00000000/offsets/0", b"v1")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with caplog.at_level("INFO"):
+        forget_live_locations(tmp_path, bucket, JOB, 3)
+    assert "are still there, until a later start: can't start new thread" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    assert stored_before(bucket, JOB, 3) != []
+    monkeypatch.undo()
+    forget_live_locations(tmp_path, bucket, JOB, 3)
+    _join()
+    assert stored_before(bucket, JOB, 3) == []
+
+
 def test_what_earlier_starts_have_left_is_forgotten_on_disk_and_in_the_bucket(tmp_path: Path) -> None:
     bucket = CopyingMemory()
     for name in ("000001-00000000", "000002-00000000.salvage", "000003-00000000", "notes"):

@@ -467,3 +467,39 @@ class TestEnding:
         job.coordinator.abandon()
         job.executor.let()  # it comes back at last, and finds that nobody wants its checkpoint
         assert job.stored() == []
+
+
+class TestNoRoomForAThread:
+    """The query goes on: a checkpoint that no thread writes is one that failed, and a deletion can wait."""
+
+    def test_it_is_a_checkpoint_that_failed(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        job.stream.committed = 1
+        job.executor.is_full = True
+        job.pass_time(25)
+        assert [(number, in_a_row) for number, _, in_a_row in job.listener.failures] == [(1, 1), (2, 2)]
+        assert "no room for a thread" in job.listener.failures[0][1]
+        assert pins.released == 2
+        job.executor.is_full = False
+        job.pass_time(35)
+        assert job.listener.done == ["chk-3"]
+
+    def test_beyond_the_tolerance_it_fails_the_job(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, tolerable_failed_checkpoints=1)
+        job.stream.committed = 1
+        job.executor.is_full = True
+        with pytest.raises(ToleranceExceeded, match="no room for a thread"):
+            job.pass_time(35)
+
+    def test_old_checkpoints_go_later(
+        self, memory: MemoryFileSystem, pins: Pins, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job = Job(memory, pins, num_retained=1)
+        job.deleter.is_full = True
+        job.pass_time(35, commit_every=1)
+        assert job.listener.failures == []
+        assert len(job.listener.done) == len(job.run.store.retained) == 3
+        assert "could not be deleted and will be tried again" in caplog.text
+        job.deleter.is_full = False
+        job.pass_time(45, commit_every=1)
+        assert job.listener.gone == [["chk-1", "chk-2", "chk-3"]]

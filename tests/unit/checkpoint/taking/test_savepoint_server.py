@@ -45,6 +45,19 @@ class TestTaking:
         assert served.holds(second) == 1
         assert served.job.captures == [0, 1]
 
+    def test_one_for_which_there_is_no_thread_has_failed(self, make: Callable[..., Served], pins: Pins) -> None:
+        served = make(interval="1 h")
+        served.job.stream.committed = 4
+        served.job.executor.is_full = True
+        token = served.ask(1)
+        served.pass_time(1.1)
+        assert "no room for a thread" in served.answer(token).error
+        assert pins.released == 1
+        served.job.executor.is_full = False
+        again = served.ask(2)
+        served.pass_time(1.1)
+        assert served.holds(again) == 4
+
     def test_how_long_a_pin_takes_is_told(self, make: Callable[..., Served]) -> None:
         served = make(interval="1 h")
         served.job.stream.committed, served.job.stream.pinning = 4, 0.25

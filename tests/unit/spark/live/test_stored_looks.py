@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -163,3 +164,27 @@ def test_a_location_on_a_disk_is_looked_at_each_time(idle: Idle, tmp_path: Path)
         assert source.progress() == Progress(batch, None)
         for _ in range(5):
             source.progress()
+
+
+def _no_room(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_host_without_room_for_a_thread_archives_later(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle.query.run(3)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", _no_room)
+        idle.pass_time(5)
+        idle.archiver.completed()
+        idle.pass_time(5)
+        assert idle.archived == []
+    idle.pass_time(2)
+    assert idle.archived == [0, 1, 2]
+    idle.archiver.close()
+
+
+def test_nor_does_the_end_of_a_run_fail_there(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle.query.run(3)
+    monkeypatch.setattr(threading.Thread, "start", _no_room)
+    idle.archiver.close()
+    assert idle.archived == []
