@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import Claim, End, restart_after
+from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, End, restart_after
 from dagster_ckpt.config import CheckpointConfig, UpgradeMode, duration_of
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
@@ -60,12 +60,22 @@ def versions_of(
     return versions
 
 
-def is_to_return(versions: Versions, end: End | None) -> bool:
-    """Whether a job that has ended so returns to the version before, whose code is here."""
+def is_to_return(versions: Versions, end: End | None, catalog: CheckpointCatalog) -> bool:
+    """Whether a job that has ended so returns to the version before, whose code is here.
+
+    Raises:
+        CorruptRecord: the record of its last start cannot be read.
+    """
     if end is None or end.returns_to is None:
         return False
-    is_named = versions.current == end.taken_back and end.returns_to in versions.others
-    return versions.current == end.returns_to or is_named
+    if versions.current == end.returns_to or end.returns_to not in versions.others:
+        return versions.current == end.returns_to
+    if versions.current == end.taken_back:
+        return True
+    # Neither is deployed: the job was cut over to the one, and ran the other in the place of the deployed version, too.
+    chosen = catalog.choice()
+    code = None if chosen is None else chosen[1].code
+    return code is not None and (code.version, code.in_place_of) == (end.taken_back, versions.current)
 
 
 def try_to_return(facts: Facts, claim: Claim) -> int | str:

@@ -189,12 +189,12 @@ class Upgrading:
         )
 
     def _cut_over_to(self, chosen: tuple[int, Choice] | None) -> str | None:
-        """The version that a cut-over has put in the place of the deployed one, unless it was taken back since."""
+        """The version that runs in the place of the deployed one: that of a cut-over, or the one before it."""
         code = None if chosen is None else chosen[1].code
         if chosen is None or code is None or code.in_place_of is None or code.in_place_of != self._job.versions.current:
             return None
         end = taken_back_since(self._catalog, chosen[0], self._catalog.records.epochs.names())
-        return None if end is not None and end.taken_back == code.version else code.version
+        return end.returns_to if end is not None and end.taken_back == code.version else code.version
 
     def in_time(
         self,
@@ -312,7 +312,7 @@ class Upgrading:
     def _failed(self, what: str) -> UpgradeFailed:
         before, new = "" if self._upgrade is None else self._upgrade.before, self._versions.current
         way = (
-            f"The next launch goes on with version {before} of previous; under Dagster the resume sensor launches it. "
+            f"The next launch goes on with version {before}; under Dagster the resume sensor launches it. "
             f"To try {new} again, name a checkpoint in restore_from, or give the code another code_version."
             if before in self._versions.others
             else f"Put the code of version {before} back; under Dagster the resume sensor then launches it. To try "

@@ -131,7 +131,7 @@ class JobWatch:
                     return f"{reason}{self._fell_back(claim)}"
                 case Ended(reason):
                     self._finish(claim, facts.end, discarded)
-                    if is_to_return(self._asset.versions, facts.end):
+                    if is_to_return(self._asset.versions, facts.end, self._catalog):
                         attempt = try_to_return(facts, claim)
                         if isinstance(attempt, str):
                             return f"{reason}; {attempt}"

@@ -97,29 +97,29 @@ def build_resume_sensor(
             sees_to_standbys = has_standbys or standbys.has_any
             for asset in looks.turns():
                 try:
+                    catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
                     if (rollback := rollbacks.get(asset.name)) is not None:
-                        catalog = CheckpointCatalog(looks.storage_of(asset), asset.name)
                         job, op = asset.job_name, asset.op_name
                         launch(asset, requested(context.instance, catalog, rollback, job, op))
                         continue
                     sight = looks.at(asset)
-                    returns = sight is not None and is_to_return(asset.versions, sight.end)
+                    returns = sight is not None and is_to_return(asset.versions, sight.end, catalog)
                     finished = None if returns else cursor.finished.get(asset.name)
                     if (why := nothing_to_do(sight, finished)) is not None:
                         found.quiet.append((asset.name, why))
                         if sight is not None:
                             found.alive.append(sight)
-                        if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
+                        if (standby := standbys.request(asset, catalog.filesystem, sight)) is not None:
                             launch(asset, standby)
                         continue
                     watch = job_watch.JobWatch(
                         context.instance,
                         asset,
-                        CheckpointCatalog(looks.storage_of(asset), asset.name),
+                        catalog,
                         clock,
                         cursor.finished.get(asset.name),
                         context.log,
-                        standbys.living(asset, looks.storage_of(asset)),
+                        standbys.living(asset, catalog.filesystem),
                         partial(why_refused, context),
                     )
                     acted.append((asset, watch, looks.acted(asset, watch.step_for_another)))

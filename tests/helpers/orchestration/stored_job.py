@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.format.code_versions import UNTOLD, CodeVersion
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
@@ -98,7 +99,12 @@ class StoredJob:
         )
 
     def choose(
-        self, claim: Claim, restored: CheckpointMetadata | None = None, *, is_bounded: bool | None = None
+        self,
+        claim: Claim,
+        restored: CheckpointMetadata | None = None,
+        *,
+        is_bounded: bool | None = None,
+        code: CodeVersion = UNTOLD,
     ) -> CompletedCheckpointStore:
         """Record a choice; returns the store that ``claim`` writes into."""
         job_id = restored.job_id if restored else claim.run_id.replace("-", "")
@@ -114,6 +120,7 @@ class StoredJob:
             reason="of the test",
             complete=complete,
             is_bounded=is_bounded,
+            code=code,
         )
         self.catalog.records.epochs.record_choice(claim.epoch, choice)
         return CompletedCheckpointStore(

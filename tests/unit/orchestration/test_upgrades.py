@@ -19,6 +19,7 @@ from dagster_ckpt import (
     checkpointed_streaming_asset,
 )
 from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.streaming_run import streaming_job
 from dagster_ckpt.orchestration.upgrades import is_to_return
@@ -98,8 +99,29 @@ def _failed(taken_back: str | None, returns_to: str | None) -> End:
         (Versions("3", previous={"1": sums}), _failed("2", "1"), False),
     ],
 )
-def test_a_job_returns_where_the_code_is(versions: Versions, end: End | None, returns: bool) -> None:
-    assert is_to_return(versions, end) is returns
+def test_a_job_returns_where_the_code_is(versions: Versions, end: End | None, returns: bool, tmp_path: Path) -> None:
+    assert is_to_return(versions, end, StoredJob(tmp_path / "storage").catalog) is returns
+
+
+@pytest.mark.parametrize(
+    ("versions", "end", "in_place_of", "returns"),
+    [
+        (Versions("1", green={"2": sums, "3": sums}), _failed("3", "2"), "1", True),
+        (Versions("1", green={"3": sums}), _failed("3", "2"), "1", False),
+        # Version 2 was taken back before, and 1 ran in its place.
+        (Versions("2", previous={"1": sums}, green={"3": sums}), _failed("3", "1"), "2", True),
+        # Another version was deployed since: the job is launched by its user.
+        (Versions("4", previous={"2": sums, "3": sums}), _failed("3", "2"), "1", False),
+        (Versions("4", previous={"2": sums, "3": sums}), _failed("3", "2"), None, False),
+    ],
+)
+def test_a_failed_cut_over_returns_to_what_ran_in_the_place_of_the_deployed_version(
+    versions: Versions, end: End, in_place_of: str | None, returns: bool, tmp_path: Path
+) -> None:
+    job = StoredJob(tmp_path / "storage")
+    claim = job.claim(run_id())
+    job.choose(claim, code=CodeVersion("3", in_place_of=in_place_of))
+    assert is_to_return(versions, end, job.catalog) is returns
 
 
 @pytest.mark.parametrize(
@@ -135,3 +157,17 @@ def test_a_run_that_does_not_get_to_the_job_is_followed_by_another(
             requests, told_by_tick = sensor.tick()
             assert requests == []
             assert told in told_by_tick
+
+
+def test_the_sensor_launches_the_version_that_ran_before_a_failed_cut_over(tmp_path: Path) -> None:
+    """That version runs in the place of the deployed one, as the version that has failed did."""
+    job = StoredJob(tmp_path / "storage")
+    green = {"2": sums, "3": sums}
+    options: dict[str, Any] = {"code_version": "1", "green": green, "upgrade_timeout": "10 min", "restart": QUICK}
+    asset = checkpointed_streaming_asset(name="orders", **options)(sums)
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor = Sensor(instance, job, [asset])
+        claim = job.claim(sensor.add_run(run_id(), dg.DagsterRunStatus.FAILURE))
+        job.checkpoint(job.choose(claim, code=CodeVersion("3", in_place_of="1")), 1)
+        job.catalog.records.epochs.record_end(claim.epoch, _failed("3", "2"))
+        assert "code_version" not in str(sensor.request().run_config)

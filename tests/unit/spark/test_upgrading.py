@@ -25,7 +25,7 @@ from dagster_ckpt.config.recovery import RestoreRequest, UpgradeMode
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration, RestoreRefused, UpgradeFailed
 from dagster_ckpt.spark.job import StreamingJob, Versions
-from dagster_ckpt.spark.upgrading import Begun, Upgrading, _Late
+from dagster_ckpt.spark.upgrading import Begun, Upgrading, _Late, starting_from
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -40,7 +40,10 @@ def _function(version: str) -> Callable[..., DataStreamWriter]:
     return never
 
 
-_FUNCTIONS = {version: _function(version) for version in "012"}
+_FUNCTIONS = {version: _function(version) for version in "0123"}
+
+_PREVIOUS = {"0": _FUNCTIONS["0"]}
+_GREEN = {version: _FUNCTIONS[version] for version in "23"}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,9 @@ def test_a_version_that_fails_again_and_again_is_refused(
         (CodeVersion("2", in_place_of="1"), None, Versions("1", green={"2": _FUNCTIONS["2"]}), "2"),
         (CodeVersion("2", in_place_of="1"), "2", Versions("1", green={"2": _FUNCTIONS["2"]}), "1"),
         (CodeVersion("2", in_place_of="0"), None, Versions("1", green={"2": _FUNCTIONS["2"]}), "1"),
+        # A cut-over that fails returns to what ran before it, also where that is not the deployed version either.
+        (CodeVersion("3", replace(_PENDING, before="2"), in_place_of="1"), "3", Versions("1", green=_GREEN), "2"),
+        (CodeVersion("3", _PENDING, in_place_of="1"), "3", Versions("1", previous=_PREVIOUS, green=_GREEN), "0"),
         # Taken back, by the end of its run and by the choice of the next one; without the code before, it is tried.
         (CodeVersion("1"), "1", Versions("1", previous={"0": _FUNCTIONS["0"]}), "1"),
         (CodeVersion("1", _PENDING), None, Versions("1", previous={"0": _FUNCTIONS["0"]}), "1"),
@@ -120,6 +126,28 @@ def test_the_function_that_is_proven_is_that_of_the_next_start(
     assert upgrading.job_of_next_start().query is _FUNCTIONS[runs]
     begun = upgrading.begin(RestoreRequest(), replace(run.claim, epoch=run.claim.epoch + 1))
     assert begun.job.query is _FUNCTIONS[runs]
+
+
+def test_a_cut_over_that_fails_returns_to_the_cut_over_before_it(cut_over: Run, tmp_path: Path) -> None:
+    """And the next start records that this version still runs in the place of the deployed one."""
+    versions = Versions("1", timeout=600.0, green=_GREEN)
+    failing = Run(cut_over.filesystem, cut_over.ledger, cut_over.pins)
+    failing.claim_epoch()
+    upgrading = _upgrading(failing, versions, tmp_path)
+    code = upgrading.begin(RestoreRequest(code_version="3"), failing.claim).code
+    assert (code.version, code.in_place_of) == ("3", "1")
+    choice = failing.choose()
+    failing.record(replace(choice, code=starting_from(code, choice.restored)))
+    error = upgrading.given_up(RuntimeError("boom"), retried=False)
+    assert error is not None
+    assert "returns to version 2" in error.message
+    end = End("FAILED", "of the test", False, iso(0.0), *upgrading.back)
+    failing.catalog.records.epochs.record_end(failing.claim.epoch, end)
+    for named in (RestoreRequest(), RestoreRequest(choice.restored or "")):
+        begun = _upgrading(failing, versions, tmp_path).begin(named, _next(failing))
+        assert (begun.job.query, begun.code) == (_FUNCTIONS["2"], CodeVersion("2", in_place_of="1"))
+    with pytest.raises(InvalidConfiguration, match="is to run version 2 of its code"):
+        _upgrading(failing, Versions("1", timeout=600.0), tmp_path).begin(RestoreRequest(), _next(failing))
 
 
 @pytest.fixture
