@@ -129,8 +129,12 @@ class TransactionalFileSink(BatchSink):
         return str(self._root)
 
     def committed_files(self) -> list[Path]:
-        """The files that readers see according to the commits, sorted: always whole checkpoints."""
-        return sorted(self._root / file.path for file in self._log.committed(self._log.line()))
+        """The files that readers see according to the commits, sorted: always whole checkpoints.
+
+        Files that somebody has deleted since are left out.
+        """
+        files = (self._root / file.path for file in self._log.committed(self._log.line()))
+        return sorted(file for file in files if size_of(file) is not None)
 
     def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
         files = [file for file in self._log.committed(self._log.line()) if after < file.batch <= until]
@@ -261,7 +265,6 @@ class TransactionalFileSink(BatchSink):
         return told
 
     def _may_go(self, position: Mapping[str, Json]) -> bool:
-        """Whether others may delete old files; a sink that is made of its record learns that from a position."""
         return self._others_delete or position.get("others_delete") is True
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> frozenset[DataFile]:
