@@ -107,6 +107,7 @@ class Choice:
         moved: the last move of its sources in the line of ``restored``, ``None`` if there was none.
         query: a digest of the query's plan; empty in a record of a release that did not tell it.
         is_bounded: whether the query ends by itself; ``None`` in a record of a release that did not tell it.
+        others_delete: whether others delete old files of the sink, so that files that are gone are no loss.
     """
 
     job_id: JobId
@@ -132,6 +133,7 @@ class Choice:
     moved: Moved | None = None
     query: Line = ""
     is_bounded: bool | None = None
+    others_delete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

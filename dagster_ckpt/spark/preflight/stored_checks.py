@@ -133,7 +133,8 @@ def check_unpacked(
     plans = known if replayed else with_in_flight(known, location, restored.batch)
     moved = moved_since(catalog, restored)
     name = SinkName.of_position(restored.sink) if moved is None else SinkName.of_choice(moved)
-    sink = name.recorded()
+    # A position tells more of its sink than the name.
+    sink = recorded_sink(restored.sink) if moved is None and restored.sink is not None else name.recorded()
     again = [plan.batch for plan in known] if replayed else in_flight_batch(location, restored.batch)
     if moved is not None:
         findings.append(moved_finding(moved, restored, asked))

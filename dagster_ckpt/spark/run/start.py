@@ -205,11 +205,10 @@ class Start:
 
     def _choose(self, request: RestoreRequest) -> tuple[Chosen, RestoreRequest]:
         """Choose what to resume from, and tell what is left to do. A checkpoint of the job itself is unpacked."""
-        recorded = previous_choice(self._catalog, request)
+        recorded, pointer = previous_choice(self._catalog, request), request.fork_from
         previous = None if recorded is None else recorded[1]
         if (chose := last_to_choose(self._catalog, recorded)) is not None:
             self._forget_other_starts(chose)  # starts that were killed, one after the other, must not fill the disk
-        pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:
             choose, forget = partial(self._choosing().target, previous=recorded), self.forget
@@ -299,6 +298,7 @@ class Start:
             moved=last_move(restored, chosen.previous),
             query=query.fingerprint,
             is_bounded=query.plan.is_bounded,
+            others_delete=query.sink is not None and query.sink.others_delete,
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)

@@ -52,11 +52,19 @@ def position_reader(
             f"The run before wrote to {choice.sink}, and this release does not know its kind, {choice.sink_kind}.",
             hint="Nothing is to be done: the run goes on from the newest checkpoint.",
         )
-    sink = kind.of_record(choice.sink)
+    sink = _made(kind, choice.sink, others_delete=choice.others_delete)
     return RecordedPositions(directory) if sink is None else sink.position_reader(directory, location, start)
 
 
 def recorded_sink(position: Mapping[str, Json]) -> Sink | None:
     """The sink of a recorded position; ``None`` for a sink that only its query can make."""
     kind = _SINKS.get(str(position.get("kind")))
-    return None if kind is None else kind.of_record(str(position.get("path")))
+    others_delete = position.get("others_delete") is True
+    return None if kind is None else _made(kind, str(position.get("path")), others_delete=others_delete)
+
+
+def _made(kind: type[Sink], path: str, *, others_delete: bool) -> Sink | None:
+    sink = kind.of_record(path)
+    if sink is not None:
+        sink.others_delete = others_delete
+    return sink

@@ -156,9 +156,9 @@ class Sink(ABC):
         tells_data: whether :meth:`first_data` knows that the sink is empty.
         can_skip_a_batch: whether the batch after the next one may follow a position that :meth:`skipped` has changed: a
             repartition of the state takes the number of a batch, and writes nothing.
-        seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. When a job moves there, each
-            restart before the first checkpoint there asks for the position anew. Of another sink the choice of the
-            start keeps the position. A fork asks once, and its first checkpoint keeps the answer.
+        seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds: each restart before the first
+            checkpoint of a job that moves there asks anew. Of another sink the choice of the start keeps the position.
+        others_delete: whether others delete old files, so that files that are gone are no loss; on record, too.
     """
 
     kind: str
@@ -166,6 +166,7 @@ class Sink(ABC):
     tells_data: bool = True
     can_skip_a_batch: bool = False
     seeds_alike: bool = False
+    others_delete: bool = False
 
     @classmethod
     @abstractmethod
@@ -194,8 +195,7 @@ class Sink(ABC):
         Args:
             directory: the start's directory, on the machine that ran it.
             location: the start's live location.
-            start: tells what this start has written; ``None`` when that is unknown, because a release without marks
-                started the query.
+            start: tells what this start has written; ``None`` for a start of a release without marks.
         """
 
     def writer_options(self, token: str) -> Mapping[str, str]:

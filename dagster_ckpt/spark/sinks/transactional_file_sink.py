@@ -108,7 +108,7 @@ class TransactionalFileSink(BatchSink):
         self._format = format
         self._partition_by = tuple(partition_by)
         self._options = dict(options or {})
-        self._others_delete = others_delete
+        self.others_delete = others_delete
         self._run: SinkRun | None = None
         #: The line when a position was checked, and the line that a rollback then made.
         self._seen: Line | None = None
@@ -251,7 +251,7 @@ class TransactionalFileSink(BatchSink):
             "pending_files": len(files),
             "pending_bytes": sum(file.size for file in files),
             "visible_batch": self._shown if own else newest_of(self._log.committed(self._log.line(), batch)),
-            **({"others_delete": True} if self._others_delete else {}),
+            **({"others_delete": True} if self.others_delete else {}),
         }
 
     def check(self, position: Mapping[str, Json], files: Path) -> str:
@@ -259,13 +259,10 @@ class TransactionalFileSink(BatchSink):
         self._gone = self._check(self._seen, position, pinned_files(files / _PINNED))
         gone = sorted(self._gone, key=lambda file: (file.batch, file.path))
         told = told_gone([(f"{self._root / file.path} (batch {file.batch})", file.size) for file in gone], self._root)
-        if told and self._may_go(position):
+        if told and self.others_delete:
             _log.info("%s That is no loss, as others_delete says.", told)
             return ""
         return told
-
-    def _may_go(self, position: Mapping[str, Json]) -> bool:
-        return self._others_delete or position.get("others_delete") is True
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> frozenset[DataFile]:
         """The files that readers saw by then and that are gone."""
@@ -315,7 +312,7 @@ class TransactionalFileSink(BatchSink):
         """
         seen, self._seen = self._seen or self._log.line(), None
         pinned = pinned_files(files / _PINNED)
-        if (lost := min(self._check(seen, position, pinned) - self._gone, default=None)) and not self._may_go(position):
+        if (lost := min(self._check(seen, position, pinned) - self._gone, default=None)) and not self.others_delete:
             raise self._without(lost)
         batch = batch_of(position)
         known = self._starts(seen)

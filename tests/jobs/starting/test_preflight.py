@@ -143,9 +143,9 @@ def test_output_that_retention_has_deleted(bench: Bench, query: Any) -> None:
 
 
 def test_output_that_others_may_delete(bench: Bench) -> None:
-    def query(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    def query(bench: Bench, session: SparkSession, *, others_delete: bool = True) -> DataStreamWriter:
         rows = bench.read(session).dropDuplicates(["id"]).select("id", "v")
-        return sink_to(rows, TransactionalFileSink(bench.sink, others_delete=True)).trigger(availableNow=True)
+        return sink_to(rows, TransactionalFileSink(bench.sink, others_delete=others_delete)).trigger(availableNow=True)
 
     bench.query = query
     launch = bench.tick(1)
@@ -156,6 +156,12 @@ def test_output_that_others_may_delete(bench: Bench) -> None:
     oldest.unlink()
     assert preflight(bench).exit_code == 0, "a position tells whoever does not have the query"
     assert accepted(bench.tick(1).completed[-1]) == []
+    _, choice = bench.catalog.choice() or (0, None)
+    assert choice is not None
+    assert choice.others_delete, "or a salvage would not know it"
+    bench.query = partial(query, others_delete=False)
+    assert str(oldest) in bench.refused(RestoreWithLoss).message, "the query says it no more"
+    bench.query = query
     bench.tick(1, restore_from=launch.completed[-1].reference)
     assert bench.in_raw_directory() == bench.expected() - lost
     changed = next(file for file in visible if file != oldest and file.exists())

@@ -188,6 +188,7 @@ UNSAID: dict[type, dict[str, object]] = {
         "accepted_loss": (),
         "fell_back": "",
         "marks": False,
+        "others_delete": False,
         "sink_position": None,
         "elsewhere": "",
         "query": "",

@@ -14,10 +14,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_ckpt.checkpoint import Choice
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.paths import local_path
-from dagster_ckpt.spark.sinks import transactions
+from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.spark.sinks import position_reader, recorded_sink, transactions
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import _MERGED_AT, DataFile, Line, TransactionLog
 from tests.jobs.harness import copy_tree, remove_tree, tree
@@ -230,6 +232,39 @@ def test_files_that_are_gone_are_no_retention_where_more_is_wrong(job: Transacti
     with pytest.raises(SinkMismatch, match=spoiled.name):
         sink.rollback_to(checkpoint.position, checkpoint.files, job.epoch)
     assert tree(job.sink) == before
+
+
+def test_what_others_may_delete_is_no_loss_for_a_record_either_and_a_query_says_it_for_itself(
+    job: TransactionalJob,
+) -> None:
+    """A checkpoint that was salvaged from what a dead start left says it, too."""
+    start = job.start(None)
+    for _ in range(2):
+        start.write()
+        start.checkpoint()
+    start.write()
+    choice = Choice(
+        "job", None, 1, 0, "live", "host", str(job.sink), "for a test", sink_kind="transactional", others_delete=True
+    )
+    location = CheckpointLocation(start.directory / "checkpoint")
+    reader = position_reader(choice, start.directory, location, None)
+    assert reader is not None
+    position = reader.pin_position(2, lambda source, _: source)
+    gone = written_by(job, 0)[0]
+    gone.unlink()
+    of_record = recorded_sink(position)
+    assert of_record is not None
+    assert of_record.check(position, job.root / "none") == ""
+    with_it = TransactionalFileSink(job.sink, others_delete=True)
+    assert with_it.check(position, job.root / "none") == ""
+    assert gone.name in TransactionalFileSink(job.sink).check(position, job.root / "none"), "the query says it no more"
+
+    silent = position_reader(replace(choice, others_delete=False), start.directory, location, None)
+    assert silent is not None
+    position = silent.pin_position(2, lambda source, _: source)
+    of_record = recorded_sink(position)
+    assert of_record is not None
+    assert gone.name in of_record.check(position, job.root / "none")
 
 
 def test_a_savepoint_is_restored_under_a_new_storage_whose_epochs_begin_again(job: TransactionalJob) -> None:
