@@ -38,6 +38,8 @@ __all__ = ["cancel", "pin", "sweep", "unpin"]
 
 #: Seconds between two looks at a job that is to end.
 _LOOK = 0.5
+#: The exit status of `cancel` when no run of the job is alive: who starts the job next may be told to end instead.
+_NOBODY = 9
 
 
 @click.command()
@@ -100,11 +102,13 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
     catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
     records, until = catalog.records, clock.monotonic() + timeout.total_seconds()
     heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
-    if heartbeat is None or dead is not None:
-        raise InvalidConfiguration(
-            f"Job {job!r} cannot be canceled: no run of it is alive.",
-            hint=f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`.",
-        )
+    way_on = f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`."
+    if dead is not None or (heartbeat is None and not records.epochs.highest()):
+        warn(f"Job {job!r} cannot be canceled: no run of it is alive.", color="red")
+        warn(way_on)
+        sys.exit(_NOBODY)
+    if heartbeat is None:
+        raise InvalidConfiguration(f"Job {job!r} cannot be canceled: its heartbeat cannot be read.", hint=way_on)
     asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:
         asked.ask()

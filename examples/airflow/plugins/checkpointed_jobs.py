@@ -29,6 +29,10 @@ _ENDS = {0: "FINISHED", 5: "FAILED", 6: "CANCELED"}
 _TAKEN, _WRONG = 7, 2
 #: Of `dagster-ckpt status`: told, and a job needs help.
 _TOLD = {0, 5}
+#: Of `dagster-ckpt cancel`: no run of the job is alive.
+_NOBODY = 9
+#: Calls `dagster-ckpt cancel`, and where no run is alive, interrupts the command that would start one.
+_CANCEL_OR_INTERRUPT = f'"$@"; status=$?; [ $status -ne {_NOBODY} ] || kill -TERM "$0" || exit 1; exit $status'
 #: States of a task instance that Airflow still wants to run, or runs in another process.
 _WANTED = {"running", "queued", "scheduled", "up_for_retry"}
 #: In the task's state store, while a try does not know how the job ended: the first epoch that belongs to this task,
@@ -107,7 +111,7 @@ class CheckpointedJobOperator(BaseOperator):
         try:
             ended = self._until_over(context)
         except AirflowTaskTimeout:
-            if self._cancel():
+            if self._cancel() is not None:
                 store.delete(_KEY)  # the next try begins anew
             raise
         store.delete(_KEY)
@@ -222,26 +226,31 @@ class CheckpointedJobOperator(BaseOperator):
         if state in _WANTED:
             raise AirflowException("This process is told to end. The driver goes on, and the next try attends it.")
         self.log.info("Airflow calls the task %s: job %r is canceled.", state, self.job)
-        how = "is canceled" if self._cancel() else "could not be canceled; the log above says why"
+        how = self._cancel() or "could not be canceled; the log above says why"
         raise AirflowFailException(f"Job {self.job!r} {how}.")
 
-    def _cancel(self) -> bool:
+    def _cancel(self) -> str | None:
         """Have the driver cancel the job, in a process that goes on when Airflow kills this one.
 
-        Where no driver has the job yet, or its restart is due, the command of this try is interrupted.
+        Where no driver has the job yet, or its restart is due, the command of this try is interrupted. A driver that
+        could not be asked goes on, and so does its command.
 
         Returns:
-            whether one of the two was done.
+            which of the two was done; ``None`` for neither.
         """
         cancel = _command(self.python, "cancel", self.job, "--path", self.path)
-        if self._command is not None and self._command.poll() is None:
-            cancel = ["/bin/sh", "-c", '"$@" || kill -TERM "$0"', str(self._command.pid), *cancel]
+        can_interrupt = self._command is not None and self._command.poll() is None
+        if self._command is not None and can_interrupt:
+            cancel = ["/bin/sh", "-c", _CANCEL_OR_INTERRUPT, str(self._command.pid), *cancel]
         status = subprocess.Popen(
             cancel, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
         ).wait()
-        if status:
-            self.log.error("Job %r is not canceled: dagster-ckpt cancel has ended with %s.", self.job, status)
-        return status == 0
+        if status == 0:
+            return "is canceled"
+        if status == _NOBODY and can_interrupt:
+            return "had no driver, and its command is interrupted: no cleanup has run"
+        self.log.error("Job %r is not canceled: dagster-ckpt cancel has ended with %s.", self.job, status)
+        return None
 
     def _look(self, *jobs: str) -> dict[str, Any]:
         """The job's row of ``dagster-ckpt status``; without an argument also for a job that never ran.

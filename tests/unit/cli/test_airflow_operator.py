@@ -6,7 +6,10 @@ import importlib.util
 import json
 import logging
 import signal
+import subprocess
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,7 +85,9 @@ class Task:
         self.operator = self._plugin.CheckpointedJobOperator(
             target="m:f", job="orders", path=str(self._root), python=str(self._python), poll_interval=0.0
         )
-        context = {"task_state_store": self.store, "dag_run": types.SimpleNamespace(clear_number=0)}
+        names = dict.fromkeys(("dag_id", "task_id", "run_id", "map_index"), "t")
+        ti = types.SimpleNamespace(**names, get_task_states=lambda **_: {"t": {"t": "failed"}})
+        context = {"task_state_store": self.store, "dag_run": types.SimpleNamespace(clear_number=0), "ti": ti}
         return self.operator.execute(context)
 
     @property
@@ -209,7 +214,7 @@ def timing_out(once: Callable[[], object]) -> Iterator[None]:
 def test_a_timeout_ends_a_command_whose_driver_has_not_come(task: Task) -> None:
     """Or whose restart is due: `dagster-ckpt cancel` finds no run that is alive, and nobody would attend the next."""
     with timing_out(task.begun.exists):
-        task.attempt(row("DEAD", 1), run=None, cancel=1)
+        task.attempt(row("DEAD", 1), run=None, cancel=9)
     assert task.called == ["run", "cancel"]
     try:
         assert task.operator._command.wait(10) == -signal.SIGTERM
@@ -217,6 +222,42 @@ def test_a_timeout_ends_a_command_whose_driver_has_not_come(task: Task) -> None:
         task.operator._command.kill()
         task.operator._command.wait()
     assert task.store == {}, "the next try begins anew"
+
+
+def test_a_command_goes_on_whose_driver_could_not_be_asked(task: Task) -> None:
+    """The storage is away, or the driver takes its time: the driver lives, and is attended by the next try."""
+    with timing_out(task.begun.exists):
+        task.attempt(row("DEAD", 1), run=None, cancel=1)
+    command = task.operator._command
+    try:
+        assert task.called == ["run", "cancel"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.wait(1)
+        assert task.store["dagster_ckpt"]["epoch"] == 2
+    finally:
+        command.kill()
+        command.wait()
+
+
+@pytest.mark.parametrize(
+    ("cancel", "told"),
+    [(0, "is canceled"), (9, "had no driver, and its command is interrupted"), (1, "could not be canceled")],
+)
+def test_a_task_that_is_marked_as_failed_tells_what_has_become_of_its_job(task: Task, cancel: int, told: str) -> None:
+    def mark() -> None:
+        while not task.begun.exists():
+            time.sleep(0.05)
+        task.operator.on_kill()
+
+    marking = threading.Thread(target=mark, daemon=True)
+    marking.start()
+    try:
+        with pytest.raises(FailedForGood, match=f"Job 'orders' {told}"):
+            task.attempt(row("DEAD", 1), run=None, cancel=cancel)
+    finally:
+        task.operator._command.kill()
+        task.operator._command.wait()
+    marking.join()
 
 
 def test_a_job_that_a_timeout_could_not_cancel_is_attended_by_the_next_try(task: Task) -> None:

@@ -13,10 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.checkpoint.cleanup.savepoint_history import kept_savepoint
-from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.cli import changing, main, status
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import StorageError
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
@@ -69,7 +75,7 @@ def test_each_command_tells_one_json_document(name: str, job: StoredJob, tmp_pat
         call(job, "pin", job.name, "chk-2")
     code, document, told = call(job, name, *arguments)
     if name in {"cancel", "checkpoint", "stop"}:
-        assert (code, document) == (1, None)
+        assert (code, document) == (9 if name == "cancel" else 1, None)
         assert "no run of it is alive" in told
     else:
         assert document is not None, told
@@ -138,6 +144,31 @@ def test_a_run_is_asked_to_end_the_job_and_no_other_run_is(job: StoredJob) -> No
     assert document == {"job": job.name, "run": claim.run_id, "status": "CANCELED", "reason": "canceled"}
     assert asked == [False]
     assert not requests.is_to_cancel(claim.run_id)
+
+
+def test_a_job_whose_heartbeat_is_not_there_is_not_told_as_one_without_a_run(job: StoredJob) -> None:
+    """Its run may be about to beat for the first time."""
+    job.claim(run_id())
+    (job.root / job.name / "control" / "heartbeat").unlink()
+    code, _, told = call(job, "cancel", job.name)
+    assert code == 1
+    assert "its heartbeat cannot be read" in told
+
+
+def test_a_job_that_could_not_be_asked_is_not_told_as_one_without_a_run(
+    job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run lives; whoever hears that none does may interrupt what would start the next one."""
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+
+    def fail(*_: object) -> None:
+        raise StorageError("The storage is away.", hint="None.")
+
+    monkeypatch.setattr(SavepointRequests, "ask_to_cancel", fail)
+    code, document, told = call(job, "cancel", job.name)
+    assert (code, document) == (1, None)
+    assert "is away" in told
 
 
 def test_who_takes_over_from_the_run_that_was_asked_is_asked_too(job: StoredJob) -> None:
