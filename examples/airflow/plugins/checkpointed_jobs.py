@@ -39,7 +39,7 @@ _WANTED = {"running", "queued", "scheduled", "up_for_retry"}
 #: and how often the DAG run had been cleared.
 _KEY = "dagster_ckpt"
 _TURN = 0.2
-#: Seconds for which nothing changes, after which a driver on another host is in doubt.
+#: Seconds for which nothing changes, or nobody can tell how the job is: after them a driver elsewhere is in doubt.
 _DOUBT = 120.0
 _PAYLOAD = ("job", "checkpoint", "pointer", "batch", "epoch", "bytes", "new_bytes", "written_at")
 
@@ -179,13 +179,18 @@ class CheckpointedJobOperator(BaseOperator):
         return command.returncode
 
     def _attend(self, job: dict[str, Any], context: Context) -> dict[str, Any]:
-        """Wait while a driver that another process has started is alive; the job's status then."""
+        """Wait while a driver that another process has started is alive; the job's status then.
+
+        Raises:
+            AirflowException: nobody could tell for a while how the job is; the next try looks again.
+        """
         self.log.info("The driver of run %s (epoch %s) is alive. This try attends it.", job["run"], job["epoch"])
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file.touch()
         with self._log_file.open("rb") as log:
             log.seek(0, os.SEEK_END)
             lines, changed = _lines(log.read), time.monotonic()
+            told = changed
             while job["state"] in _ALIVE:
                 due = time.monotonic() + self.poll_interval
                 while time.monotonic() < due:
@@ -193,7 +198,10 @@ class CheckpointedJobOperator(BaseOperator):
                 before = job
                 try:
                     job = self._look(self.job)
+                    told = time.monotonic()
                 except AirflowException as error:  # the storage is away, which the driver outlives or not
+                    if time.monotonic() - told > _DOUBT:
+                        raise
                     self.log.warning("%s", error)
                 if any(job[key] != before[key] for key in ("state", "epoch", "reason")):
                     changed = time.monotonic()

@@ -192,6 +192,25 @@ def test_a_driver_that_ends_while_it_is_in_doubt_is_told_by_the_next_try(
     assert task.called == []
 
 
+_UNREADABLE = row("UNREADABLE", 0, reason="the heartbeat is truncated")
+
+
+def test_a_try_ends_that_attends_a_job_of_which_nobody_can_tell_for_long(
+    task: Task, plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver may be dead, and Airflow counts tries; the next one that can look goes on with the job."""
+    monkeypatch.setattr(plugin, "_DOUBT", -1.0)
+    with pytest.raises(Failed, match="is UNREADABLE: the heartbeat is truncated") as failed:
+        task.attempt(row("RUNNING", 3), _UNREADABLE, row("FINISHED", 3))
+    assert failed.type is Failed, "Airflow may try again"
+    assert task.attempt(row("FINISHED", 3))["status"] == "FINISHED"
+    assert task.called == []
+
+
+def test_a_try_outlives_looks_that_fail_for_a_moment(task: Task) -> None:
+    assert task.attempt(row("RUNNING", 3), *[_UNREADABLE] * 3, row("FINISHED", 3))["status"] == "FINISHED"
+
+
 @contextmanager
 def timing_out(once: Callable[[], object]) -> Iterator[None]:
     """Airflow ends the try as soon as this is so."""
