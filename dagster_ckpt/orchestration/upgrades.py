@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, End, restart_after
+from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, End, restart_after, unchanged_for
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import CheckpointConfig, UpgradeMode, duration_of
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
@@ -78,7 +79,7 @@ def is_to_return(versions: Versions, end: End | None, catalog: CheckpointCatalog
     return code is not None and (code.version, code.in_place_of) == (end.taken_back, versions.current)
 
 
-def try_to_return(facts: Facts, claim: Claim) -> int | str:
+def try_to_return(facts: Facts, claim: Claim, clock: Clock) -> int | str:
     """Which try to return is due now, from 1; or why none is.
 
     A run that has failed before it took the job over is followed by another one, as the restart strategy says.
@@ -95,7 +96,8 @@ def try_to_return(facts: Facts, claim: Claim) -> int | str:
                 f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; "
                 "mend what the newest of them says, and launch the job to return"
             )
-        if facts.restart.seconds_left(decision, facts.now) > 0:
+        waited = unchanged_for((facts.job_name, claim.token, "the run that was to return"), tried[0].run_id, clock)
+        if facts.restart.seconds_left(decision, facts.now, waited) > 0:
             return "the next run that returns waits, as the restart strategy says"
     return 1 + len(tried)
 

@@ -132,7 +132,7 @@ class JobWatch:
                 case Ended(reason):
                     self._finish(claim, facts.end, discarded)
                     if is_to_return(self._asset.versions, facts.end, self._catalog):
-                        attempt = try_to_return(facts, claim)
+                        attempt = try_to_return(facts, claim, self._clock)
                         if isinstance(attempt, str):
                             return f"{reason}; {attempt}"
                         return returning(self._asset, claim, self._instance.get_run_by_id(claim.run_id), attempt)

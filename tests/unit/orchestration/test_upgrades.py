@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import (
     CheckpointConfig,
     FileSystemCheckpointStorage,
+    RestartStrategies,
     SparkSessionResource,
     checkpointed_streaming_asset,
 )
 from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.streaming_run import streaming_job
 from dagster_ckpt.orchestration.upgrades import is_to_return
@@ -171,3 +174,23 @@ def test_the_sensor_launches_the_version_that_ran_before_a_failed_cut_over(tmp_p
         job.checkpoint(job.choose(claim, code=CodeVersion("3", in_place_of="1")), 1)
         job.catalog.records.epochs.record_end(claim.epoch, _failed("3", "2"))
         assert "code_version" not in str(sensor.request().run_config)
+
+
+def test_a_clock_that_is_set_back_holds_up_no_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was to return failed in what is the future now; the next one waits for the longest delay at most."""
+    job, passed, monotonic = StoredJob(tmp_path / "storage"), 0.0, time.monotonic
+    restart = RestartStrategies.fixed_delay_restart(3, "20 s")
+    asset = checkpointed_streaming_asset(name="orders", code_version="1", restart=restart)(sums)
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor = Sensor(instance, job, [asset])
+        claim = job.die(sensor.add_run(run_id(), dg.DagsterRunStatus.FAILURE))
+        job.catalog.records.epochs.record_end(claim.epoch, _failed("2", "1"))
+        sensor.launch(sensor.request(), dg.DagsterRunStatus.FAILURE)
+        monkeypatch.setattr(SystemClock, "time", lambda _: time.time() - 3600)
+        monkeypatch.setattr(SystemClock, "monotonic", lambda _: monotonic() + passed)
+        while passed < 20:
+            requests, told = sensor.tick()
+            assert requests == []
+            assert "the next run that returns waits" in told
+            passed += 11
+        assert sensor.request().run_key
