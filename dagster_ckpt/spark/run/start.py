@@ -348,17 +348,8 @@ class Start:
         return RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, first, tracer).run(cancel)
 
     def _choosing(self) -> Choosing:
-        return Choosing(
-            self._job,
-            self._catalog,
-            self._claim,
-            self._clock,
-            self._emit,
-            live=self._live,
-            directory=self._directory,
-            store=self._store,
-            tracer=self._tracer,
-        )
+        parts = self._job, self._catalog, self._claim, self._clock, self._emit
+        return Choosing(*parts, live=self._live, directory=self._directory, store=self._store, tracer=self._tracer)
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
         """Make a fork that passed the first checkpoint of the new lineage."""
