@@ -347,4 +347,5 @@ def _copy(source: Path, target: Path) -> os.stat_result:
         written = writing.tell()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or written != after.st_size:
         raise CaptureIncomplete(f"{source} was being written while it was copied", hint=NEXT_BATCH)
+    os.utime(target, ns=(after.st_atime_ns, after.st_mtime_ns))  # a sink tells by it when the file was written
     return after

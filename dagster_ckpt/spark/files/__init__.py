@@ -30,6 +30,7 @@ from dagster_ckpt.spark.files.log_entries import (
     parse_query_id,
 )
 from dagster_ckpt.spark.files.prepare import prepare_location, prepare_new_location
+from dagster_ckpt.spark.files.sink_log import SinkFile, read_sink_log
 
 __all__ = [
     "COMPACT",
@@ -41,6 +42,7 @@ __all__ = [
     "ListedLocation",
     "OffsetEntry",
     "OperatorEntry",
+    "SinkFile",
     "StoredCheckpointLocation",
     "UnreadableStateFile",
     "compact_interval",
@@ -55,6 +57,7 @@ __all__ = [
     "parse_query_id",
     "prepare_location",
     "prepare_new_location",
+    "read_sink_log",
     "require_id",
     "stored_identity",
 ]

@@ -19,8 +19,8 @@ from dagster_ckpt.spark.files import (
 from dagster_ckpt.spark.sinks.file_rows import rows_in
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
 from dagster_ckpt.spark.sinks.sink import Pin, PlainQuery, PositionReader, Sink, SinkStart, TakenOver, batch_of
-from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, effective_files
-from dagster_ckpt.stored_json import Json
+from dagster_ckpt.spark.sinks.spark_sink_log import LOGGED, FileSink, SinkRollback, effective_files
+from dagster_ckpt.stored_json import Json, believed, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,9 @@ class SparkFileSink(Sink):
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del epoch  # Spark's sink has no epochs
-        return _describe(self._sink.rollback_to(files / _LOG, batch_of(position)))
+        with believed("The recorded position of the sink", "Restore another checkpoint.", SinkMismatch):
+            logged = whole(position[LOGGED], "the time of its newest entry") if LOGGED in position else None
+        return _describe(self._sink.rollback_to(files / _LOG, batch_of(position), logged))
 
     def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         del epoch, first
@@ -118,15 +120,13 @@ class SparkFileSink(Sink):
         log.mkdir(parents=True)
         for name, file in position.items():
             (log / name).write_bytes(file.read_bytes())
-        found = self._sink.position_of({file.name: file for file in log.iterdir()}, query.batch)
-        return TakenOver(found, [str(file) for file, _ in unlisted])
+        return TakenOver(self._sink.position_of(position, query.batch), [str(file) for file, _ in unlisted])
 
     def skipped(self, position: Mapping[str, Json], files: Path, batch: int, session: SparkSession) -> dict[str, Json]:
         """The log with an entry for ``batch`` that has no file of it. Spark needs every entry when it compacts the log.
 
         Where Spark would compact the log with this entry, the entry lists all files.
         """
-        del position  # the log has the whole position
         log = files / _LOG
         compacted = max((int(file.stem) for file in log.glob(f"*{COMPACT}")), default=None)
         interval = compact_interval(int(str(session.conf.get(_COMPACT_INTERVAL, str(COMPACT_INTERVAL)))), compacted)
@@ -136,7 +136,7 @@ class SparkFileSink(Sink):
         else:
             (log / str(batch)).write_text(LOG_VERSION, encoding="utf-8")
         names = {file.name: file for file in log.iterdir() if log_id(file.name) is not None}
-        return self._sink.position_of(names, batch)
+        return self._sink.position_of(names, batch, position.get(LOGGED))
 
     def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
         try:
@@ -163,7 +163,8 @@ class SparkFileSink(Sink):
         names = [f"{compacted}.compact"] if compacted >= 0 else []
         for name in [*names, *map(str, range(compacted + 1, batch + 1))]:
             (log / name).write_text(LOG_VERSION, encoding="utf-8")
-        return self._sink.position_of({file.name: file for file in log.iterdir()}, batch)
+        # The sink is empty: whatever is in it later came after this position.
+        return self._sink.position_of({file.name: file for file in log.iterdir()}, batch, 0)
 
     def newest_batch(self) -> int | None:
         return self._sink.last_batch()

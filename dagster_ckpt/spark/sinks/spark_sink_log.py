@@ -9,23 +9,25 @@ files.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.filesystem import make_durable
 from dagster_ckpt.paths import local_path, split_location, unescaped
-from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
+from dagster_ckpt.spark.files import COMPACT, SinkFile, log_files, log_id, read_sink_log, require_id
 from dagster_ckpt.spark.sinks.file_rows import told_gone
 from dagster_ckpt.spark.sinks.pending_files import data_files
-from dagster_ckpt.stored_json import Json, parsed
+from dagster_ckpt.stored_json import Json
 
-__all__ = ["FileSink", "SinkRollback", "effective_files"]
+__all__ = ["LOGGED", "FileSink", "SinkRollback", "effective_files"]
 
+#: In the position of a log that lists no file: when its newest entry was written, milliseconds since the epoch.
+LOGGED = "logged_ms"
 _LOG = "_spark_metadata"
 _REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
 # part-<task>-<uuid><-c or .c><file>.<codec and format>
@@ -34,12 +36,6 @@ _OTHER_CHECKPOINT = (
     "Nothing was touched. Restore a checkpoint whose data is still there, put the file back, or start with "
     "restore_from=none into an empty output directory."
 )
-
-
-class _Entry(NamedTuple):
-    path: str
-    size: int
-    modified_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ class FileSink:
         self.log = self.path / _LOG
         self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
         #: The data files that were gone when a position was checked.
-        self._gone: frozenset[_Entry] = frozenset()
+        self._gone: frozenset[SinkFile] = frozenset()
 
     def last_batch(self) -> int | None:
         """The newest batch in the log, ``None`` when the log is empty."""
@@ -125,21 +121,29 @@ class FileSink:
         """
         return self.position_of({file.name: file for file in self.position_files(batch)}, batch)
 
-    def position_of(self, files: Mapping[str, Path], batch: int) -> dict[str, Json]:
-        """:meth:`position` from given log files by name, wherever they lie (pinned, or in a checkpoint)."""
+    def position_of(self, files: Mapping[str, Path], batch: int, logged_ms: Json = None) -> dict[str, Json]:
+        """:meth:`position` from given log files by name, wherever they lie (pinned, or in a checkpoint).
+
+        Of a log that lists no file, the position tells when the newest entry was written, ``logged_ms`` if that is
+        known: data files of later batches are newer, and the sink's ``retention`` has unlisted older ones.
+        """
         count = total = 0
         for file in _effective(files):
             status = file.stat()
             key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if key not in self._totals:
-                entries = _read(file)
+                entries = read_sink_log(file)
                 if len(self._totals) >= _REMEMBERED_TOTALS:
                     del self._totals[next(iter(self._totals))]
                 self._totals[key] = (len(entries), sum(entry.size for entry in entries))
             files_here, bytes_here = self._totals[key]
             count += files_here
             total += bytes_here
-        return {"kind": "file", "path": str(self.path), "batch": batch, "files": count, "bytes": total}
+        position: dict[str, Json] = {"kind": "file", "path": str(self.path), "batch": batch}
+        position |= {"files": count, "bytes": total}
+        if not count:
+            position[LOGGED] = _logged_ms(files.values()) if logged_ms is None else logged_ms
+        return position
 
     def check(self, position_log: Path) -> str:
         """Tell which data files that ``position_log`` lists are gone: :meth:`rollback_to` goes on without them.
@@ -155,7 +159,7 @@ class FileSink:
         self._refuse(gone)
         return told_gone([(str(_local(entry.path)), entry.size) for entry in gone], self.path)
 
-    def rollback_to(self, position_log: Path, batch: int) -> SinkRollback:
+    def rollback_to(self, position_log: Path, batch: int, logged_ms: int | None = None) -> SinkRollback:
         """Put the sink back to its content after ``batch``.
 
         First everything is checked. Then missing log files are put back, log files of later batches are removed from
@@ -163,11 +167,14 @@ class FileSink:
         rollback completes it; repeating a complete rollback changes nothing. No query may write to the sink meanwhile.
 
         Only files with names as the file sink gives them are removed, and none below hidden or ``_`` directories. Files
-        older than the oldest listed file stay: the sink's ``retention`` option has unlisted them.
+        older than the oldest listed file stay: the sink's ``retention`` option has unlisted them. Where no file is
+        listed, files older than the newest entry stay; if that is not known either, every file does.
 
         Args:
             position_log: a directory with the log files of the checkpoint (see :meth:`position_files`).
             batch: the checkpoint's batch.
+            logged_ms: when the newest entry of a log that lists no file was written, milliseconds since the epoch;
+                positions of earlier releases do not tell, and what the sink's own log has of the entry counts then.
 
         Raises:
             SinkMismatch: the position has another batch than ``batch``, cannot be read, or lists data that is missing
@@ -182,9 +189,13 @@ class FileSink:
         listed = _listed(wanted.values())
         keep, gone = self._look(listed)
         self._refuse(gone)
+        if logged_ms is None:
+            own = (self.log / name for name in wanted if require_id(name) == batch)
+            logged_ms = _logged_ms(entry for entry in own if entry.is_file())
+        oldest_ns = _oldest_ns(listed, logged_ms)
         restored = self._put_back(wanted)
         removed = self._remove_later_entries(wanted)
-        data = self._remove_unlisted(keep, oldest_ns=_oldest_ns(listed))
+        data = self._remove_unlisted(keep, oldest_ns=oldest_ns)
         return SinkRollback(restored, removed, len(data), sum(data))
 
     def rollback_to_nothing(self, began: float) -> SinkRollback:
@@ -220,18 +231,19 @@ class FileSink:
         Raises:
             SinkMismatch: a data file of the position has another size, or the log cannot be read.
         """
+        log = list(log)
         listed = _listed(log)
         later = {_local(path).resolve() for path in _listed(but)}
-        found = self._unlisted(self._look(listed)[0], oldest_ns=_oldest_ns(listed))
+        found = self._unlisted(self._look(listed)[0], oldest_ns=_oldest_ns(listed, _logged_ms(log)))
         return sorted((file, status.st_mtime_ns) for file, status in found if file.resolve() not in later)
 
-    def _look(self, listed: Mapping[str, _Entry]) -> tuple[frozenset[tuple[int, int]], list[_Entry]]:
+    def _look(self, listed: Mapping[str, SinkFile]) -> tuple[frozenset[tuple[int, int]], list[SinkFile]]:
         """The listed data files that are there, and those that are gone, the oldest first.
 
         Each file is told by (device, inode), because several paths may reach the same directory.
         """
         found: set[tuple[int, int]] = set()
-        gone: list[_Entry] = []
+        gone: list[SinkFile] = []
         for entry in listed.values():
             local = _local(entry.path)
             try:
@@ -247,7 +259,7 @@ class FileSink:
             found.add((status.st_dev, status.st_ino))
         return frozenset(found), sorted(gone, key=lambda entry: (entry.modified_ms, entry.path))
 
-    def _refuse(self, gone: Iterable[_Entry]) -> None:
+    def _refuse(self, gone: Iterable[SinkFile]) -> None:
         for entry in gone:
             if entry not in self._gone:
                 raise SinkMismatch(
@@ -288,7 +300,7 @@ class FileSink:
         make_durable(self.log)
         return len(later)
 
-    def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> list[int]:
+    def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: float) -> list[int]:
         sizes: list[int] = []
         for file, status in self._unlisted(keep, oldest_ns=oldest_ns):
             # The data file goes last: as long as it exists, a repeated rollback also removes its checksum file.
@@ -297,7 +309,7 @@ class FileSink:
             sizes.append(status.st_size)
         return sizes
 
-    def _unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> Iterator[tuple[Path, os.stat_result]]:
+    def _unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: float) -> Iterator[tuple[Path, os.stat_result]]:
         for directory, children, names in os.walk(self.path):
             children[:] = [child for child in children if not child.startswith(("_", "."))]
             for name in names:
@@ -310,9 +322,17 @@ class FileSink:
                 yield file, status
 
 
-def _oldest_ns(listed: Mapping[str, _Entry]) -> int:
-    """When the oldest listed file was written: older ones may be unlisted by the sink's ``retention`` option."""
-    return min((entry.modified_ms for entry in listed.values()), default=0) * 1_000_000
+def _oldest_ns(listed: Mapping[str, SinkFile], logged_ms: int | None) -> float:
+    """From when on a file that is not listed is of a later batch: ``retention`` may have unlisted older ones."""
+    if listed:
+        return min(entry.modified_ms for entry in listed.values()) * 1_000_000
+    return math.inf if logged_ms is None else logged_ms * 1_000_000
+
+
+def _logged_ms(log: Iterable[Path]) -> int | None:
+    """When the newest of some log files was written, ``None`` without any: no batch after that had begun by then."""
+    newest = max(log, key=lambda file: require_id(file.name), default=None)
+    return None if newest is None else newest.stat().st_mtime_ns // 1_000_000
 
 
 def _local(path: str) -> Path:
@@ -355,41 +375,12 @@ def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
             yield files[name]
 
 
-def _listed(files: Iterable[Path]) -> dict[str, _Entry]:
-    listed: dict[str, _Entry] = {}
+def _listed(files: Iterable[Path]) -> dict[str, SinkFile]:
+    listed: dict[str, SinkFile] = {}
     for file in _effective({file.name: file for file in files}):
-        for entry in _read(file):
+        for entry in read_sink_log(file):
             listed[entry.path] = entry
     return listed
-
-
-def _read(file: Path) -> list[_Entry]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (IsADirectoryError, UnicodeDecodeError) as error:
-        raise _unreadable(file, str(error)) from error
-    if lines[0] != LOG_VERSION:
-        raise _unreadable(file, f"it is of version {lines[0][:20]!r}, this release reads {LOG_VERSION!r}")
-    entries: list[_Entry] = []
-    for number, line in enumerate(lines[1:], start=2):
-        if not line:
-            continue
-        try:
-            value = parsed(line)
-            action = value.get("action", "add")
-            if action != "add":
-                raise ValueError(f"action {action!r}")
-            entries.append(_Entry(str(value["path"]), int(value["size"]), int(value["modificationTime"])))
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(file, f"line {number}: {error}") from error
-    return entries
-
-
-def _unreadable(file: Path, why: str) -> SinkMismatch:
-    return SinkMismatch(
-        f"{file} is not a log of the file sink that can be read ({why})",
-        hint="Nothing was touched. If a newer Spark wrote it, upgrade dagster-ckpt; else restore another checkpoint.",
-    )
 
 
 def _names(directory: Path) -> frozenset[str]:

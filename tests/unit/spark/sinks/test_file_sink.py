@@ -8,12 +8,13 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch, SinkOverlap
+from dagster_ckpt.spark.capture.from_disk import _copy
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.compactible_log import log_files
 from dagster_ckpt.spark.sinks import spark_sink_log
@@ -24,6 +25,10 @@ from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
 from tests.helpers.durability import Durability
 from tests.helpers.spark.live_location import LiveLocation
 from tests.helpers.spark.streaming import tree
+from tests.unit.spark.run.test_fork_point import Conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Output:
@@ -167,6 +172,110 @@ def test_files_that_the_retention_option_unlisted_stay(output: Output, tmp_path:
     sink = FileSink(output.path)
     sink.rollback_to(_position(sink, 3, tmp_path / "position"), 3)
     assert expired.exists()
+
+
+class TestALogThatListsNothing:
+    """The ``retention`` option has unlisted every file, and no batch has emitted a row since."""
+
+    @pytest.fixture
+    def emptied(self, tmp_path: Path) -> Output:
+        """Files of three old batches, and a log of later batches without a row."""
+        output = Output(tmp_path / "out", compact_every=100)
+        for number in range(3):
+            output.batch(number)
+            (output.log / str(number)).unlink()
+        for name in ("9.compact", "19.compact", "20", "21"):
+            (output.log / name).write_text("v1", encoding="utf-8")
+            os.utime(output.log / name, (1_700_000_100, 1_700_000_100))
+        return output
+
+    @staticmethod
+    def old(output: Output) -> list[Path]:
+        return sorted(file for files in output.data.values() for file in files)
+
+    @staticmethod
+    def later(output: Output, modified: int = 1_700_000_101) -> Path:
+        """A file of the batch after the position, whose entry is in the log."""
+        output._entries.clear()
+        output.batch(22, partitions=1)
+        (later,) = output.data.pop(22)
+        os.utime(later, (modified, modified))
+        return later
+
+    @staticmethod
+    def pinned(sink: SparkFileSink, live: LiveLocation, target: Path, *, copied: bool) -> dict[str, Any]:
+        def pin(source: Path, name: str) -> Path:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            if copied:
+                _copy(source, target / name)
+            else:
+                os.link(source, target / name)
+            return target / name
+
+        return sink.position_reader(target, CheckpointLocation(live.path)).pin_position(21, pin)
+
+    @pytest.mark.parametrize("copied", [False, True], ids=["pinned by a link", "pinned on another disk"])
+    def test_old_files_stay_and_those_of_later_batches_go(self, emptied: Output, tmp_path: Path, copied: bool) -> None:
+        sink, live = SparkFileSink(emptied.path), LiveLocation(tmp_path / "live")
+        live.run(23)
+        position = self.pinned(sink, live, tmp_path / "pins", copied=copied)
+        assert position["files"] == 0
+        later = self.later(emptied)
+        restored = shutil.copytree(tmp_path / "pins", tmp_path / "restored", copy_function=shutil.copyfile)
+        shutil.rmtree(emptied.log)  # what a rollback puts back has another time
+        for _ in range(2):
+            sink.rollback_to(position, restored, 1)
+            assert not later.exists()
+            assert sorted(emptied.path.rglob("part-*")) == self.old(emptied)
+
+    def test_a_position_of_an_earlier_release_goes_by_the_entry_that_is_there(
+        self, emptied: Output, tmp_path: Path
+    ) -> None:
+        sink = FileSink(emptied.path)
+        position, later = _position(sink, 21, tmp_path / "position"), self.later(emptied)
+        sink.rollback_to(position, 21)
+        assert not later.exists()
+        assert sorted(emptied.path.rglob("part-*")) == self.old(emptied)
+
+    def test_a_position_of_an_earlier_release_removes_nothing_where_that_is_gone(
+        self, emptied: Output, tmp_path: Path
+    ) -> None:
+        sink = FileSink(emptied.path)
+        position, later = _position(sink, 21, tmp_path / "position"), self.later(emptied)
+        (emptied.log / "21").unlink()
+        sink.rollback_to(position, 21)
+        assert sorted(emptied.path.rglob("part-*")) == sorted([later, *self.old(emptied)])
+        assert sink.committed_files() == [], "readers of the log do not see it"
+
+    def test_a_query_of_plain_spark_moves_in(self, emptied: Output, tmp_path: Path) -> None:
+        sink, later = SparkFileSink(emptied.path), self.later(emptied)
+        (emptied.log / "22").unlink()
+        taken_over = sink.take_over(PlainQuery(21, 1_700_000_100_500), tmp_path / "files")
+        assert taken_over is not None
+        assert taken_over.removes == [str(later)], "the old files are nobody's"
+        sink.rollback_to(taken_over.position, tmp_path / "files", 1)
+        assert sorted(emptied.path.rglob("part-*")) == self.old(emptied)
+
+    def test_a_batch_without_a_file_is_put_after_the_position(self, emptied: Output, tmp_path: Path) -> None:
+        sink, live = SparkFileSink(emptied.path), LiveLocation(tmp_path / "live")
+        live.run(23)
+        position = self.pinned(sink, live, tmp_path / "pins", copied=False)
+        restored = shutil.copytree(tmp_path / "pins", tmp_path / "restored", copy_function=shutil.copyfile)
+        later = self.later(emptied)
+        skipped = sink.skipped(position, restored, 22, cast("SparkSession", Conf()))
+        sink.rollback_to(skipped, restored, 1)
+        assert not later.exists()
+        assert sorted(emptied.path.rglob("part-*")) == self.old(emptied)
+
+    def test_a_time_that_is_none_is_refused(self, emptied: Output, tmp_path: Path) -> None:
+        sink, before = SparkFileSink(emptied.path), tree(emptied.path)
+        log = tmp_path / "files" / "_spark_metadata"
+        log.parent.mkdir()
+        _position(FileSink(emptied.path), 21, log)
+        for value in (-1, 1.5, "0", True, None):
+            with pytest.raises(SinkMismatch, match="the time of its newest entry"):
+                sink.rollback_to({"batch": 21, "logged_ms": value}, tmp_path / "files", 1)
+        assert tree(emptied.path) == before
 
 
 def test_a_directory_reached_another_way_keeps_its_data(output: Output, tmp_path: Path) -> None:
