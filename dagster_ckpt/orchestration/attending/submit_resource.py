@@ -32,9 +32,13 @@ _CONF = {"spark.log.level": "WARN"}
 _SECRET = re.compile(
     r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
 )
-#: Those whose values only say where a secret is. By those of Kubernetes the pod is made, before a session is.
+#: Those whose values only say where a secret is. By those of Kubernetes the pod is made, before a session is; those of
+#: Hadoop, some of which end in the name of an account, open the storage that `spark-submit` and YARN read.
 _REFERENCE = re.compile(
-    r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)|.*\.(?:provider|enabled)$", re.IGNORECASE
+    r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)"
+    r"|.*\.(?:enabled|provider(?:\.(?:path|impl|mapping))?|token\.file|account\.keyfile|password-file)$"
+    r"|.*\.(?:provider\.type|account\.keyprovider)(?:\.|$)",
+    re.IGNORECASE,
 )
 #: What Spark brings beside `files`, or in their place.
 _ALSO_FILES = ("spark.files", "spark.yarn.dist.files")

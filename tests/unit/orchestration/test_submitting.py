@@ -486,6 +486,16 @@ def test_a_secret_reaches_the_driver_and_no_command_line(key: str, value: str) -
         ("spark.hadoop.fs.s3a.aws.credentials.provider", "org.example.Provider"),
         ("spark.hadoop.fs.azure.account.oauth.provider.type.secret.Provider", "org.example.Provider"),
         ("spark.security.credentials.hive.enabled", "false"),
+        ("spark.hadoop.hadoop.security.credential.provider.path", "jceks://hdfs/user/etl/aws.jceks"),
+        ("spark.hadoop.fs.s3a.bucket.b.security.credential.provider.path", "jceks://file/etc/aws.jceks"),
+        ("spark.hadoop.hadoop.security.credstore.java-keystore-provider.password-file", "store.pass"),
+        ("spark.hadoop.fs.s3a.aws.credentials.provider.mapping", "org.example.One=org.example.Two"),
+        ("spark.hadoop.fs.azure.sas.token.provider.type", "org.example.Provider"),
+        ("spark.hadoop.fs.azure.sas.token.provider.type.acc.dfs.core.windows.net", "org.example.Provider"),
+        ("spark.hadoop.fs.azure.account.keyprovider.acc.dfs.core.windows.net", "org.example.Provider"),
+        ("spark.hadoop.fs.azure.account.oauth2.token.file", "/var/run/secrets/azure/token"),
+        ("spark.hadoop.fs.gs.auth.access.token.provider.impl", "org.example.Provider"),
+        ("spark.hadoop.fs.gs.auth.service.account.keyfile", "/etc/gcs.p12"),
     ],
 )
 def test_what_only_names_a_secret_is_on_the_command_line(key: str, value: str) -> None:
@@ -494,6 +504,23 @@ def test_what_only_names_a_secret_is_on_the_command_line(key: str, value: str) -
     assert f"{key}={value}" in spark.command("orders", "run")
     with_secret = SparkSubmitResource(definitions=DEFINITIONS, conf={key: "https://me:abc@host"})
     assert not [part for part in with_secret.command("orders", "run") if "abc" in part]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.fs.azure.account.key.provider.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.fixed.token.acc.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.key.keyprovider.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.key.keyfile",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.my.provider.token",
+        "spark.hadoop.my.provider.path.password",
+    ],
+)
+def test_a_secret_is_left_off_whatever_its_name_says_beside(key: str) -> None:
+    spark = SparkSubmitResource(definitions=DEFINITIONS, conf={key: "abc"})
+    assert not [part for part in spark.command("orders", "run") if "abc" in part]
 
 
 def test_a_storage_in_the_memory_of_a_driver_is_refused(tmp_path: Path) -> None:
