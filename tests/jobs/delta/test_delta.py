@@ -223,7 +223,8 @@ def test_a_start_that_had_no_batch_goes_on_without_the_old_log(bench: Bench) -> 
     assert seen(bench) == bench.expected() + others
 
 
-def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
+@pytest.mark.parametrize("others_write", [False, True], ids=["alone", "others write"])
+def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench, others_write: bool) -> None:
     """In a table that was emptied after an earlier lineage, whose marks are not those of the new one."""
     sql(table, "DELETE FROM {table}")
 
@@ -238,11 +239,25 @@ def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
 
     with pytest.raises(ZeroDivisionError):
         table.launch(table.job(query=dead_before_the_claim), restore_from="none").result()
+    others = appended(table) if others_write else Counter[Row]()
     die_after_the_table_has_it(table)
-    assert seen(table) != table.expected()
+    assert seen(table) != table.expected() + others
     shutil.rmtree(table.working)
     table.tick(1)
-    assert seen(table) == table.expected(), "the new lineage has begun, and takes back what is its own"
+    assert seen(table) == table.expected() + others, "the new lineage has begun, and takes back what is its own"
+
+
+def test_a_log_that_is_gone_before_the_first_checkpoint(bench: Bench) -> None:
+    """The claim cannot be found: the refusal names the way on, and that is no checkpoint."""
+    die_after_the_table_has_it(bench)
+    shutil.rmtree(bench.working)
+    appended(bench)
+    without_old_log(bench)
+    refusal = bench.refused(SinkMismatch)
+    assert "has no version" in refusal.message
+    assert "Restore a newer checkpoint" not in refusal.hint
+    assert f"delete all rows of {bench.sink} by DELETE FROM or write elsewhere" in refusal.hint
+    assert "launch with restore_from: none" in refusal.hint
 
 
 @pytest.mark.exhaustive

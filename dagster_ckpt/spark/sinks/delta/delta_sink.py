@@ -12,7 +12,8 @@ with the epoch of the start and with the batch. Three things follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -262,30 +263,37 @@ class DeltaSink(TableSink):
     def rollback_to_nothing(self, began: float, epoch: int, first: int = 0) -> str:
         """Take back all that the job wrote since a start of it last began with batch 0.
 
-        A start that dies before its claim leaves an empty table with the marks of an earlier lineage. Nothing of this
-        lineage is in the table then, and what happened to the rows of the earlier one does not matter.
+        Until a start of this lineage has claimed the table, nothing of it is there, whatever others have written since.
 
         Raises:
             SinkMismatch: as :meth:`check`; nothing was touched.
         """
         del began  # the marks tell
-        table, nothing, newest = self._table, self.newest_batch() is None, self._table.mark(self._application)
-        if newest is None or (marked_epoch(newest) < first and self.first_data() is None):
+        if (newest := self._table.mark(self._application)) is None or marked_epoch(newest) < first:
             return ""
+        with self._without_checkpoint():
+            claim = self._newest_beginning()
+            if claim is not None:
+                self._table.rollback_plan(claim, self._table.version, self._application)
+        return "" if claim is None else self._claim(epoch, -1, claim)
+
+    def _newest_beginning(self) -> int | None:
+        """The version of the newest claim before batch 0, ``None`` if the job has written nothing since."""
+        table, nothing = self._table, self.newest_batch() is None
         for version in range(table.version, -1, -1):
             if nothing and table.commit_of(version) is None:
-                return ""  # the log goes back no more to the claim
+                break  # the log goes back no more to the claim
             (commit,) = table.commits(version - 1, version)
             mark = commit.marks.get(self._application)
             if mark is not None and marked_batch(mark) < 0:
-                self._check_without_checkpoint(version)
-                return self._claim(epoch, -1, version)
-        return ""
+                return version
+        return None
 
-    def _check_without_checkpoint(self, claim: int) -> None:
-        """Make sure that the table can go back to a claim of a lineage that has no checkpoint to restore instead."""
+    @contextmanager
+    def _without_checkpoint(self) -> Iterator[None]:
+        """Refuse by the way on of a lineage that has no checkpoint to restore instead."""
         try:
-            self._table.rollback_plan(claim, self._table.version, self._application)
+            yield
         except SinkMismatch as error:
             raise SinkMismatch(
                 error.message,
