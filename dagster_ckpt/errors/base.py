@@ -68,7 +68,8 @@ class JavaNotFound(InvalidConfiguration):
     """No Java that PySpark can run on was found.
 
     There is none, or one older than 17, or a trimmed one without ``jdk.incubator.vector``. A Java that is there and
-    does not run is :class:`SparkNotStarted`.
+    does not run is :class:`SparkNotStarted`, and so is a ``JAVA_HOME`` without one, which may be on a mount that is
+    away.
 
     Way on:
         Install a full Java 17 or newer; put it on the ``PATH`` or in ``JAVA_HOME``.

@@ -99,7 +99,7 @@ def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
 
     Raises:
         JavaNotFound: there is no Java.
-        StorageUnusable: the JVM does not start.
+        StorageUnusable: the JVM does not start, or ``JAVA_HOME`` has no Java.
         JavaFailure: the client cannot be made.
     """
     global _running  # noqa: PLW0603 - one JVM for a process
@@ -198,7 +198,8 @@ def _launch() -> Any:
 
     home = os.environ.get("JAVA_HOME")
     if not (Path(home, "bin", "java").exists() if home else shutil.which("java")):
-        raise JavaNotFound(
+        missing = StorageUnusable if home else JavaNotFound  # a mount that is away comes back
+        raise missing(
             "Checkpoints on HDFS go through Hadoop's client, which needs Java, and "
             + (f"there is none in JAVA_HOME, which is {home}." if home else "there is none on the PATH."),
             hint="Install the Java that Spark needs (17 or later) on this machine, too, and set JAVA_HOME to it.",

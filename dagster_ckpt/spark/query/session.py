@@ -87,13 +87,16 @@ def find_java(*, by_running: bool = False) -> Path:
 
     Raises:
         JavaNotFound: there is no Java, or it is older than 17, or it lacks the module that PySpark needs.
-        SparkNotStarted: Java does not run now, so its version is unknown.
+        SparkNotStarted: Java does not run now, so its version is unknown; or ``JAVA_HOME`` has none, as where it is on
+            a mount that is away.
     """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if found is None or not Path(found).exists():
-        where = f"JAVA_HOME is {home}, but {found} does not exist" if home else "There is no java on the PATH"
-        raise JavaNotFound(f"{where}; PySpark needs Java {_MINIMUM_JAVA} or later.", hint=_HOW)
+    needs = f"PySpark needs Java {_MINIMUM_JAVA} or later"
+    if found is None:
+        raise JavaNotFound(f"There is no java on the PATH; {needs}.", hint=_HOW)
+    if home and not Path(found).exists():
+        raise SparkNotStarted(f"JAVA_HOME is {home}, but {found} does not exist; {needs}.", hint=_HOW)
     java = Path(found)
     if not by_running and _is_told_to_do(java):
         return java
@@ -101,9 +104,7 @@ def find_java(*, by_running: bool = False) -> Path:
     match = re.search(r'version "(\d+)', version)
     if match is None or int(match[1]) < _MINIMUM_JAVA:
         raise JavaNotFound(
-            f"{java} is {version.splitlines()[0] if version else 'not a working Java'}; "
-            f"PySpark needs Java {_MINIMUM_JAVA} or later.",
-            hint=_HOW,
+            f"{java} is {version.splitlines()[0] if version else 'not a working Java'}; {needs}.", hint=_HOW
         )
     if _MODULE not in _output([str(java), "--list-modules"]):
         raise JavaNotFound(f"{java} is a trimmed Java without the module {_MODULE}, which Spark loads.", hint=_HOW)

@@ -233,7 +233,7 @@ def test_the_jvm_above_a_driver_is_left_alone(storage: HdfsFileSystem, monkeypat
 def test_without_java_it_is_named(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hadoop_jvm, "_running", None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaNotFound, match=f"none in JAVA_HOME, which is {tmp_path}"):
+    with pytest.raises(StorageUnusable, match=f"none in JAVA_HOME, which is {tmp_path}"):
         storage.probe()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))

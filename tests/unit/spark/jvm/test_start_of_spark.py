@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
+from dagster_ckpt.errors import JavaNotFound, StorageUnusable
+from dagster_ckpt.filesystem.hdfs import hadoop_jvm
 from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, compiler_option, launched_with_compiler
@@ -161,6 +163,25 @@ def test_a_java_that_only_its_release_file_calls_good_is_no_java(tmp_path: Path)
     said = _in_a_process(_START, JAVA_HOME=str(tmp_path), DAGSTER_CKPT_CACHE=str(tmp_path / "cache"))
     assert said.startswith("JavaNotFound"), said
     assert str(java) in said
+
+
+def test_a_java_home_that_is_away_is_a_start_that_may_succeed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a mount; a PATH without Java is no start at all."""
+    home = tmp_path / "mount" / "jdk"
+    said = _in_a_process(_START, JAVA_HOME=str(home), DAGSTER_CKPT_CACHE=str(tmp_path / "cache"))
+    assert said.startswith("SparkNotStarted"), said
+    assert f"JAVA_HOME is {home}" in said
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(StorageUnusable, match="none in JAVA_HOME") as of_hdfs:
+        hadoop_jvm._launch()
+    assert of_hdfs.value.recoverable
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for start in (find_java, hadoop_jvm._launch):
+        with pytest.raises(JavaNotFound, match="on the PATH"):
+            start()
 
 
 def test_a_process_without_more_threads_leaves_the_jvm_to_the_session(
