@@ -15,7 +15,7 @@ Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
 #: The number of a partition of Kafka, as brokers and Spark write it: Spark takes 01 and 1 for one partition.
 _PARTITION = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 #: The facts that no file of Spark tells.
-_OF_QUERY = frozenset({"time_zone", "state_keys"})
+_OF_QUERY = frozenset({"time_zone", "state_keys", "read_sources"})
 _ByPartition = dict[Annotated[str, Field(pattern=_PARTITION)], Signed]
 Number = Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 
@@ -124,6 +124,8 @@ class Facts(_Strict):
         state_keys: by what each stateful operator of the query's plan keeps state, in the order of the plan; ``None``
             where it is not recorded.
         sources: the sources, in the order of the query.
+        read_sources: of a query that names its sources, the names of all that have been read since the job began, also
+            of those that the query has left out since; ``None`` where it is not recorded.
         sql_confs: the settings that Spark fixes for the life of the query.
         accepted_loss: what was lost or doubled in this lineage with somebody's consent.
         start_sources: of a checkpoint of kind ``moved``: the request that moved its sources.
@@ -145,6 +147,7 @@ class Facts(_Strict):
     operators: list[Operator] = Field(default_factory=list)
     state_keys: list[StateKeys] | None = None
     sources: list[Source] = Field(default_factory=list)
+    read_sources: list[str] | None = None
     sql_confs: dict[str, str] = Field(default_factory=dict)
     accepted_loss: list[str] = Field(default_factory=list)
     start_sources: str | None = None

@@ -86,6 +86,8 @@ class StreamingSource:
             snapshot.release()
             raise
         facts: dict[str, Any] = {"spark_version": self._spark_version, "sources": sources}
+        if (read := self._query.read_sources) is not None:
+            facts["read_sources"] = sorted({*read, *(source.id for source in sources if source.offset is not None)})
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():

@@ -14,9 +14,11 @@ from dagster_ckpt.spark.kafka import records
 from dagster_ckpt.spark.query import QuerySource
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["another_naming", "have_names", "named_sources_finding"]
+__all__ = ["another_naming", "have_names", "named_sources_finding", "read_before"]
 
 _LONGEST_PLACE = 500
+#: Spark's names of the sources that write a log when they are first read.
+_WITH_LOG = frozenset({"avro", "csv", "iceberg", "json", "kafka", "orc", "parquet", "text", "xml"})
 
 
 def another_naming(restored: CheckpointMetadata, sources: Sequence[QuerySource]) -> str | None:
@@ -69,14 +71,14 @@ def named_sources_finding(
     dropped = [source for name, source in was.items() if name not in now]
     added = sorted(now.keys() - was.keys())
     known = frozenset() if location is None or not added else _known_before(location, restored.batch)
-    read_before = [name for name in added if name not in known and _was_read(restored, name)]
+    come_back = [name for name in added if name not in known and _was_read(restored, now[name])]
     told = _names(now)
     if added:
         told += f"; not in the checkpoint: {_names(added)}"
     parts = [f"the query does not read {_left(source)}" for source in dropped]
-    if read_before:
+    if come_back:
         parts.append(
-            f"it has read {_names(read_before)} before, and after batch {restored.batch} Spark does not know how far: "
+            f"it has read {_names(come_back)} before, and after batch {restored.batch} Spark does not know how far: "
             "all that was read there may come again, and rows may be doubled"
         )
     if not parts:
@@ -86,7 +88,7 @@ def named_sources_finding(
         if dropped
         else "Leave the source out, or give it another name and an input without what was read."
     )
-    if again and read_before:
+    if again and come_back:
         hint += " With replay_to: none Spark looks for the place in one batch more."
     return Finding(check, Verdict.WITH_LOSS, f"{told}; {'; '.join(parts)}.", hint, only_doubles=not dropped)
 
@@ -111,9 +113,27 @@ def _known_before(location: Path, batch: int) -> frozenset[str]:
         return frozenset()
 
 
-def _was_read(restored: CheckpointMetadata, name: str) -> bool:
-    """Whether a start before has read a source: Spark keeps the log of a source that the query does not read."""
-    return any(file.path.startswith(f"checkpoint/sources/{name}/") for file in restored.files)
+def read_before(restored: CheckpointMetadata | None, sources: Sequence[QuerySource]) -> list[str] | None:
+    """The names of the sources that earlier starts have read, ``None`` if they are not known or have no names.
+
+    Args:
+        restored: the checkpoint that the query goes on from.
+        sources: of the query.
+    """
+    if not have_names(sources):
+        return None
+    return [] if restored is None else restored.facts.read_sources
+
+
+def _was_read(restored: CheckpointMetadata, source: QuerySource) -> bool:
+    """Whether a start before has read a source, as far as that is known.
+
+    Spark keeps the log of a source that the query does not read. A checkpoint may not tell of a source without a log.
+    """
+    if any(file.path.startswith(f"checkpoint/sources/{source.id}/") for file in restored.files):
+        return True
+    read = restored.facts.read_sources
+    return source.format not in _WITH_LOG if read is None else source.id in read
 
 
 def _left(source: Source) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.checkpoint import CheckpointMetadata, Facts
 from dagster_ckpt.errors import CheckpointError, QueryMismatch
 from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.preflight import read_before
 from dagster_ckpt.spark.query import (
     WriterPlan,
     check_state_format,
@@ -17,6 +18,7 @@ from dagster_ckpt.spark.query import (
     fingerprint_of,
     ignored_partitions,
     ignored_settings,
+    listed_sources,
     make_active,
     not_built,
     plan_of,
@@ -87,8 +89,12 @@ class Queries:
             sink.attach(self._job.name, writer._df)  # noqa: SLF001 - PySpark's writer has no getter for it
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
-        zone, keys = time_zone_of(session), state_keys(writer)
-        facts = Facts(time_zone=zone) if keys is None else Facts(time_zone=zone, state_keys=keys)
+        told = {
+            "time_zone": time_zone_of(session),
+            "state_keys": state_keys(writer),
+            "read_sources": read_before(restored, listed_sources(writer)),
+        }
+        facts = Facts().model_copy(update={name: fact for name, fact in told.items() if fact is not None})
         return BuiltQuery(session, writer, plan, sink, ignored, fingerprint_of(writer), facts)
 
     def check_on_copy(self, restored: CheckpointMetadata, location: str, cancel: Flag) -> None:

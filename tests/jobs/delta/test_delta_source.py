@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,17 @@ import pytest
 
 from dagster_ckpt.errors import RestoreRefused, RestoreWithLoss
 from dagster_ckpt.spark.preflight.table_sources import CHECK
+from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import OFTEN, copied
+from tests.jobs.starting.test_named_sources import NAMED, NamedJob
 from tests.jobs.tables.delta import forget_log
 from tests.jobs.tables.sources import TableBench, having_read_four, is_exact_after_a_rollback
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 pytestmark = pytest.mark.releases
 
@@ -123,3 +127,52 @@ def test_an_older_copy_of_the_table_is_a_loss(table: DeltaBench, tmp_path: Path)
     assert (
         "ends at version 3, and the checkpoint had read all before version 6" in table.refused(RestoreWithLoss).message
     )
+
+
+class _BesideFiles(NamedJob):
+    """The source b is a Delta table, which writes no log of its own."""
+
+    def land(self, source: str, ids: Iterable[int]) -> None:
+        if source != "b":
+            super().land(source, ids)
+            return
+        rows = self.bench.spark.createDataFrame([(id_,) for id_ in ids], "id int").coalesce(1)
+        rows.write.format("delta").mode("append").save(str(self.root / source))
+
+    def read(self, source: str, reader: DataStreamReader) -> DataFrame:
+        if source != "b":
+            return super().read(source, reader).select("id")
+        return reader.format("delta").option("maxFilesPerTrigger", 1).load(str(self.root / source))
+
+
+def test_a_named_table_left_out_for_longer_is_read_again_by_consent_only(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark then begins the table anew: all its rows come a second time."""
+    if not release_of(spark.version).named_sources:
+        pytest.skip("this Spark has no named sources")
+    job = _BesideFiles(spark, tmp_path)
+    with confs(spark, NAMED):
+        job.sources = ["a", "b"]
+        for source, id_ in (("a", 1), ("b", 101), ("b", 102)):
+            job.land(source, [id_])
+        job.bench.tick()
+        assert job.bench.checkpoints()[-1].facts.read_sources == ["a", "b"]
+
+        job.sources = ["a"]
+        for id_ in (2, 3, 4):
+            job.land("a", [id_])
+        shutil.rmtree(job.bench.working)
+        job.bench.tick(allow_loss=True)
+        assert job.bench.checkpoints()[-1].facts.read_sources == ["a", "b"]
+
+        job.sources = ["a", "b"]
+        shutil.rmtree(job.bench.working)
+        assert "it has read b before, and after batch 4" in job.bench.refused(RestoreWithLoss).message
+        assert job.seen() == [1, 2, 3, 4, 101, 102]
+        job.bench.tick(allow_loss=True)
+        assert job.seen() == [1, 2, 3, 4, 101, 101, 102, 102]
+
+        job.sources = ["a", "b", "c"]  # a new one needs no consent
+        job.land("c", [201])
+        shutil.rmtree(job.bench.working)
+        job.bench.tick()
+        assert job.seen()[-1] == 201

@@ -21,8 +21,8 @@ from tests.jobs.harness import SCHEMA, Bench
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 NAMED = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
@@ -30,7 +30,7 @@ NAMED = {
 }
 
 
-class _Job:
+class NamedJob:
     """Reads a directory of files for each source that it has now."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
@@ -38,13 +38,16 @@ class _Job:
         self.named = True
         self.landed: Counter[int] = Counter()
         self.bench = Bench(spark, root / "job", query=self._query)
-        self._root = root
+        self.root = root
 
     def land(self, source: str, ids: Iterable[int]) -> None:
         rows = [json.dumps({"id": id_}) for id_ in ids]
-        directory = self._root / source
+        directory = self.root / source
         directory.mkdir(exist_ok=True)
         (directory / f"{len(list(directory.iterdir()))}.json").write_text("\n".join(rows))
+
+    def read(self, source: str, reader: DataStreamReader) -> DataFrame:
+        return reader.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.root / source))
 
     def seen(self) -> list[int]:
         files = sorted(self.bench.sink.glob("*.parquet"))
@@ -52,10 +55,7 @@ class _Job:
 
     def _query(self, bench: Bench, session: SparkSession) -> DataStreamWriter:
         streams = [
-            (session.readStream.name(name) if self.named else session.readStream)
-            .schema(SCHEMA)
-            .option("maxFilesPerTrigger", 1)
-            .json(str(self._root / name))
+            self.read(name, session.readStream.name(name) if self.named else session.readStream)
             for name in self.sources
         ]
         rows = streams[0]
@@ -69,7 +69,7 @@ class _Job:
 def test_a_source_is_added_and_another_one_dropped(spark: SparkSession, tmp_path: Path) -> None:
     if not release_of(spark.version).named_sources:
         pytest.skip("this Spark has no named sources")
-    job = _Job(spark, tmp_path)
+    job = NamedJob(spark, tmp_path)
     with confs(spark, NAMED):
         job.sources = ["a", "b"]
         job.land("a", [1, 2])
@@ -128,7 +128,7 @@ def test_a_source_left_out_for_longer_is_read_again_by_consent_only(spark: Spark
     """Its name is a number, which is a name as any other."""
     if not release_of(spark.version).named_sources:
         pytest.skip("this Spark has no named sources")
-    job = _Job(spark, tmp_path)
+    job = NamedJob(spark, tmp_path)
     with confs(spark, NAMED):
         job.sources = ["a", "2024"]
         for source, id_ in (("a", 1), ("2024", 101), ("2024", 102)):
@@ -156,7 +156,7 @@ def test_a_source_left_out_for_longer_is_read_again_by_consent_only(spark: Spark
 def test_names_that_come_later(spark: SparkSession, tmp_path: Path) -> None:
     if not release_of(spark.version).named_sources:
         pytest.skip("this Spark has no named sources")
-    job = _Job(spark, tmp_path)
+    job = NamedJob(spark, tmp_path)
     job.sources, job.named = ["a"], False
     job.land("a", [1])
     job.bench.tick()
