@@ -176,8 +176,7 @@ class DeltaSink(TableSink):
         return SinkMismatch(
             f"The Delta table {self._path} was deleted and created again while the job wrote to it: it does not have "
             f"version {self._version} of this run.",
-            hint="Nothing was written. Put the table back, or write elsewhere and start from nothing with "
-            "restore_from: none.",
+            hint="Nothing was written. Put the table back, or write elsewhere and start with restore_from: none.",
         )
 
     def _look(self, run: SinkRun, newest: int, table: str, newest_mark: Callable[[], int]) -> None:
