@@ -369,7 +369,7 @@ def test_the_tick_that_finds_a_death_waits_for_the_first_delay_and_no_later_tick
     monkeypatch.setattr(dg.DagsterInstance, "get_settings", lambda _, key: settings if key == "sensors" else {})
     monkeypatch.setattr(resume_sensor, "STAY", 0.0)
     monkeypatch.setattr(resume_sensor, "AFTER_NEWS", 1.0 if delay == "1 h" else 60.0)
-    monkeypatch.setattr(resume_sensor, "LATEST", latest)
+    monkeypatch.setattr(resume_sensor, "LONGEST_TICK", latest)
     turns: list[float] = []
     monkeypatch.setattr(time, "sleep", turns.append)
     job.die(sensor.add_run(run_id(), Status.STARTED))
