@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.run_log import say
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.orchestration.run_settings import asked_once
 
 __all__ = ["give_way", "tell_of_others"]

@@ -24,7 +24,7 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.run_log import say
+from dagster_ckpt.orchestration.events import say
 
 __all__ = [
     "JobSettings",

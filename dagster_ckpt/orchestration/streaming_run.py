@@ -29,13 +29,12 @@ from dagster_ckpt.orchestration.attending import (
     own_spark,
 )
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation
+from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation, say
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
 from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
-from dagster_ckpt.orchestration.run_log import say
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run, op_config
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover
 from dagster_ckpt.orchestration.storages import CheckpointStorage

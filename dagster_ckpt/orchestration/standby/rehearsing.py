@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.run_log import say
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.shown_text import redacted
 from dagster_ckpt.spark import Rehearsal, StreamingJob, rehearse
 

@@ -22,7 +22,7 @@ from dagster_ckpt.errors import InvalidConfiguration, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.run_log import say
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.orchestration.run_settings import continuing, op_config
 from dagster_ckpt.orchestration.sensors import JobWatch
 from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing

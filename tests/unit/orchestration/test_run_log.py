@@ -7,7 +7,7 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from dagster_ckpt.orchestration.run_log import say
+from dagster_ckpt.orchestration.events.run_log import say
 from dagster_ckpt.orchestration.streaming_run import _last_report
 
 
