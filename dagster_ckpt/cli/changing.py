@@ -102,13 +102,25 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
     catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
     records, until = catalog.records, clock.monotonic() + timeout.total_seconds()
     heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
+    while heartbeat is None and dead is None and (epoch := records.epochs.highest()):
+        # Claimed, and not one beat since: the run has just begun, or it died at once.
+        claim = records.epochs.read_claim(epoch)
+        if claim is not None:
+            dead, _ = records.heartbeat.judged(claim, records.epochs.read_end(epoch), clock)
+        if dead is None:
+            if clock.monotonic() >= until:
+                raise JobAlreadyRunning(
+                    f"Job {job!r} cannot be asked: its run has claimed the job and shows no sign of life yet.",
+                    hint=f"Ask again, with a longer --timeout, or see `dagster-ckpt status {job} "
+                    f"{catalog.filesystem.path_option}`.",
+                )
+            time.sleep(_LOOK)
+            heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
     way_on = f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`."
-    if dead is not None or (heartbeat is None and not records.epochs.highest()):
+    if dead is not None or heartbeat is None:
         warn(f"Job {job!r} cannot be canceled: no run of it is alive.", color="red")
         warn(way_on)
         sys.exit(_NOBODY)
-    if heartbeat is None:
-        raise InvalidConfiguration(f"Job {job!r} cannot be canceled: its heartbeat cannot be read.", hint=way_on)
     asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:
         asked.ask()

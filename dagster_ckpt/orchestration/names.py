@@ -32,6 +32,7 @@ __all__ = [
     "RUN_KEY_TAG",
     "SERIES_TAG",
     "STANDBY_OF_TAG",
+    "UNWANTED_TAG",
     "VERDICT_TAG",
     "attends",
     "checkpoint_job",
@@ -68,6 +69,8 @@ ASKED_BY_TAG = "dagster_ckpt/asked_by"
 #: the tags of a resumed run when it takes the job over.
 STANDBY_OF_TAG = "dagster_ckpt/standby_of"
 CODE_TAG = "dagster_ckpt/code"
+#: A standby that the sensor has told to end.
+UNWANTED_TAG = "dagster_ckpt/unwanted"
 #: Of such a run: how far its rehearsal is, or that there is none because the run before has died during one.
 REHEARSAL_TAG = "dagster_ckpt/rehearsal"
 BEGUN, DONE, FAILED, LEFT_OUT = "begun", "done", "failed", "left out"

@@ -319,7 +319,8 @@ class Photograph:
         assert after == before
         # What Spark's maintenance still uploads in the background gets another name when it is done.
         read = bench.read_again()
-        kept = {} if read is None else self.trees["live"]
+        # Where no start has come to choose, only what standbys have fetched is still wanted.
+        kept = {path: data for path, data in self.trees["live"].items() if read is not None or ".fetched/" in path}
         live = {path: data for path, data in kept.items() if ".tmp" not in path and path.startswith(read or "")}
         touched = sorted(path for path, data in live.items() if now.trees["live"].get(path) != data)
         assert not touched, touched

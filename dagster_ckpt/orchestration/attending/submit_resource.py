@@ -36,8 +36,8 @@ _SECRET = re.compile(
 #: Hadoop, some of which end in the name of an account, open the storage that `spark-submit` and YARN read.
 _REFERENCE = re.compile(
     r"spark\.kubernetes\.(?:.+\.)?(?:secrets\.|secretKeyRef\.|\w*TokenFile$)"
-    r"|.*\.(?:enabled|provider(?:\.(?:path|impl|mapping))?|token\.file|account\.keyfile|password-file)$"
-    r"|.*\.(?:provider\.type|account\.keyprovider)(?:\.|$)",
+    r"|.*\.(?:enabled|provider(?:\.(?:path|impl|mapping))?|account\.keyfile|password-file|enable\.delegation\.token)$"
+    r"|.*\.(?:provider\.type|account\.keyprovider|token\.(?:file|endpoint|binding))(?:\.|$)",
     re.IGNORECASE,
 )
 #: What Spark brings beside `files`, or in their place.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -21,6 +23,7 @@ from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest, StartSources
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused, StorageError
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.orchestration.rollback.deleting_end import DELETING_END, deleting_end
 from dagster_ckpt.orchestration.rollback.handover import (
     ACCEPTED,
@@ -86,7 +89,7 @@ class Rollback:
         self._partitions = partitions
         self._settings = settings.of_run(last_config(context.instance, catalog, op_name))
         self._clock = SystemClock()
-        self._say = context.log.info
+        self._say = partial(say, context.log, logging.INFO)
 
     def run(
         self,

@@ -2,8 +2,10 @@
 
 # No `from __future__ import annotations`: Dagster must find a real type on the nested op function.
 
+import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -12,6 +14,7 @@ from pydantic import Field
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import format_size
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["build_checkpoint_job"]
@@ -44,15 +47,16 @@ def build_checkpoint_job(name: str, checkpoints_key: dg.AssetKey, storage_key: s
         from dagster_ckpt.checkpoint import ask_checkpoint  # noqa: PLC0415 - only for runs
 
         storage: CheckpointStorage = getattr(context.resources, storage_key)
+        report = partial(say, context.log, logging.INFO)
         taken = ask_checkpoint(
             storage.catalog(name),
             timeout=context.op_config["timeout"],
             clock=SystemClock(),
             wait=time.sleep,
-            report=context.log.info,
+            report=report,
         )
         if taken is not None:
-            context.log.info(f"{taken.pointer} has batch {taken.batch}.")
+            report(f"{taken.pointer} has batch {taken.batch}.")
             context.add_output_metadata(
                 {
                     "checkpoint": taken.pointer,

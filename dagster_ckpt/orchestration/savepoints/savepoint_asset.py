@@ -2,7 +2,9 @@
 
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
+import logging
 import time
+from functools import partial
 
 import dagster as dg
 from pydantic import Field
@@ -10,6 +12,7 @@ from pydantic import Field
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
@@ -92,6 +95,7 @@ def savepoints_asset(
                 hint="Name the series: only savepoints of a series are ever deleted.",
             )
         catalog, clock = storage.catalog(job_name), SystemClock()
+        report = partial(say, context.log, logging.INFO)
         taken = take_savepoint(
             catalog,
             asked.get("to"),
@@ -100,11 +104,11 @@ def savepoints_asset(
             timeout=asked["timeout"],
             clock=clock,
             wait=time.sleep,
-            report=context.log.info,
+            report=report,
             label=label,
         )
         if history is not None and label.series is not None:
-            delete_surplus_savepoints(catalog, label.series, history, clock, context.log.info, taken=taken.pointer)
+            delete_surplus_savepoints(catalog, label.series, history, clock, report, taken=taken.pointer)
         pad = Launchpad.of_run(context.run, job_name)
         return dg.MaterializeResult(
             metadata={

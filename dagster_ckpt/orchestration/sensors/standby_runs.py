@@ -94,8 +94,9 @@ class StandbyRuns:
         if failed is not None and 0 <= self._clock.time() - (failed.end_time or 0.0) < self._pause(records):
             return None
         beside = f"{asset.name}:standby:{sight.claim.run_id}:{self._code}:"
-        of_latest = "" if latest is None else latest.dagster_run.tags.get(names.RUN_KEY_TAG, "")
-        if failed is None and of_latest.startswith(beside):
+        tags = {} if latest is None else latest.dagster_run.tags
+        has_ended = failed is None and names.UNWANTED_TAG not in tags
+        if has_ended and tags.get(names.RUN_KEY_TAG, "").startswith(beside):
             return None  # it has ended by itself, or its user has canceled it; the job's next run gets another one
         key = f"{beside}{latest.dagster_run.run_id if latest else 0}"
         self._sweep(asset, Standbys(storage, asset.name))
@@ -128,6 +129,8 @@ class StandbyRuns:
         sign = standbys.read(run.run_id)
         has_sign_for = unchanged_for((storage.url, asset.name, "has a sign", run.run_id), sign is not None, self._clock)
         if not asset.standby or run.tags.get(names.CODE_TAG, self._code) != self._code:
+            if names.UNWANTED_TAG not in run.tags:  # where it is wanted again, there is to be another one
+                self._instance.add_run_tags(run.run_id, {names.UNWANTED_TAG: "true"})
             standbys.remove(run.run_id)
             return False
         if sign is None:

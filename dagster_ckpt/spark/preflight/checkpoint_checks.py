@@ -217,6 +217,8 @@ def replay_finding(
     uncovered: str | None,
     again: Sequence[int],
     known: Sequence[int],
+    *,
+    goes_on: bool = False,
 ) -> Finding:
     """Whether the sink gets each batch after the checkpoint again unchanged, or can remove the batch.
 
@@ -227,6 +229,7 @@ def replay_finding(
         again: batches that run again with their earlier boundaries, without a gap.
         known: batches that are known to have been planned after the checkpoint; a sink that cannot go back may have
             them, whatever it tells.
+        goes_on: whether the job goes on from its newest checkpoint, and all that it has planned since is in ``known``.
     """
     check = AFTER_IT
     count = f"{batches(again)} will be run again as planned" if again else "no batch is to be run again as it was"
@@ -252,8 +255,8 @@ def replay_finding(
         upto = "does not tell its newest batch" if told is None else f"has batches up to {told}"
         return Finding.fine(check, f"{count}; the sink {upto}.")
     lost = range(last + 1, newest + 1)
-    # Where all known batches run again, only those are left that the job has not come to since the loss was accepted.
-    is_left = max(known, default=last) <= last
+    # Where all that the job has planned runs again, only those are left that it has not come to since the consent.
+    is_left = goes_on and max(known, default=last) <= last
     stays = (f"the sink {sink.path} cannot go back and ", f" batches up to {newest},") if is_left else ()
     return Finding(
         check,

@@ -228,15 +228,13 @@ class _Compared:
         }
         added = {number: now.earliest[number] for number in now.latest if number not in self.at}
         missed = {number: first for number, first in added.items() if first > 0}
-        at_checkpoint = f"the checkpoint had read all before{by_partition(self.at)}"
         told = []
         if expired:
             told.append(
                 f"{records(sum(expired.values()))} after the checkpoint are gone{by_partition(expired)}: retention"
             )
         if short:
-            ended = f"it ends {records(sum(short.values()))} before what was read or planned{by_partition(short)}"
-            told.append(f"{ended}, and {at_checkpoint}")
+            told.append(f"it ends {records(sum(short.values()))} before what was read or planned{by_partition(short)}")
         if gone:
             told.append(f"it has no partition {', '.join(sorted(gone, key=int))} any more{self._unread(gone)}")
         if missed:
@@ -250,9 +248,7 @@ class _Compared:
             )
         if told:
             older = "Restore a newer checkpoint, if there is one. " if expired or cleaned else ""
-            # A topic that ends before the checkpoint's offsets grows, and so comes closer to them.
-            parts = (at_checkpoint if part.endswith(at_checkpoint) else part for part in told)
-            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=stops, stays=(f"{self.name}: ", *parts))
+            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=stops)
         return Finding.fine(CHECK, f"{self.name} {self._complete(now, sorted(added, key=int))}")
 
     def _complete(self, now: TopicState, added: Sequence[str]) -> str:
@@ -283,7 +279,7 @@ class _Compared:
         return f", and with it {records(left)} that were yet to be read at the checkpoint, and all later ones"
 
 
-def _lossy(told: str, instead: str, *, stops: bool, stays: tuple[str, ...]) -> Finding:
+def _lossy(told: str, instead: str, *, stops: bool, stays: tuple[str, ...] = ()) -> Finding:
     """Rows would be lost; where Spark ``stops`` because of that, the query has to allow the loss, too."""
     if stops:
         hint = f"{instead}{_WITHOUT}{_LENIENT}{_ACCEPT}"

@@ -77,8 +77,9 @@ def named_sources_finding(
         told += f"; not in the checkpoint: {_names(added)}"
     parts = [f"the query does not read {_left(source)}" for source in dropped]
     if come_back:
+        has = "may have" if restored.facts.read_sources is None else "has"
         parts.append(
-            f"it has read {_names(come_back)} before, and after batch {restored.batch} Spark does not know how far: "
+            f"it {has} read {_names(come_back)} before, and after batch {restored.batch} Spark does not know how far: "
             "all that was read there may come again, and rows may be doubled"
         )
     if not parts:

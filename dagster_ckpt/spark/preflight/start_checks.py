@@ -231,6 +231,7 @@ def _checked(
             None if start.plan.is_transient else start.plan.format,
             again,
             _may_be_written(start, restored, known),
+            goes_on=_goes_on(start),
         ),
         directories_finding(
             job.name, restored, start.writer, start.location, gives_up_in_flight=start.gives_up_in_flight
@@ -289,6 +290,17 @@ def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Seq
         return sorted(known)
     written = _may_be_written(start, restored, known)
     return sorted({*known, *written, *in_flight_batch(start.location, restored.batch)})
+
+
+def _goes_on(start: ProposedStart) -> bool:
+    """Whether the job goes on from its newest checkpoint, and its records tell all that it has planned since."""
+    if start.request.restore_from != LATEST or start.request.fork_from is not None:
+        return False
+    try:
+        start.known()
+    except CheckpointError:
+        return False
+    return True
 
 
 def _may_be_written(start: ProposedStart, restored: CheckpointMetadata, known: Sequence[int]) -> Sequence[int]:

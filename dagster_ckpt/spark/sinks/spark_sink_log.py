@@ -47,12 +47,14 @@ class SinkRollback:
         log_entries_removed: log files of later batches removed.
         data_files_removed: removed data files, which the log no longer lists.
         bytes_removed: the size of these data files.
+        data_files_left: data files that the log does not list and that stay, because nothing tells if they are older.
     """
 
     log_entries_restored: int
     log_entries_removed: int
     data_files_removed: int
     bytes_removed: int
+    data_files_left: int = 0
 
 
 class FileSink:
@@ -142,7 +144,7 @@ class FileSink:
         position: dict[str, Json] = {"kind": "file", "path": str(self.path), "batch": batch}
         position |= {"files": count, "bytes": total}
         if not count:
-            position[LOGGED] = _logged_ms(files.values()) if logged_ms is None else logged_ms
+            position[LOGGED] = _logged_ms(files) if logged_ms is None else logged_ms
         return position
 
     def check(self, position_log: Path) -> str:
@@ -190,13 +192,14 @@ class FileSink:
         keep, gone = self._look(listed)
         self._refuse(gone)
         if logged_ms is None:
-            own = (self.log / name for name in wanted if require_id(name) == batch)
-            logged_ms = _logged_ms(entry for entry in own if entry.is_file())
+            own = {name: self.log / name for name in wanted if require_id(name) == batch}
+            logged_ms = _logged_ms({name: entry for name, entry in own.items() if entry.is_file()})
         oldest_ns = _oldest_ns(listed, logged_ms)
         restored = self._put_back(wanted)
         removed = self._remove_later_entries(wanted)
         data = self._remove_unlisted(keep, oldest_ns=oldest_ns)
-        return SinkRollback(restored, removed, len(data), sum(data))
+        left = sum(1 for _ in self._unlisted(keep, oldest_ns=0)) if math.isinf(oldest_ns) else 0
+        return SinkRollback(restored, removed, len(data), sum(data), left)
 
     def rollback_to_nothing(self, began: float) -> SinkRollback:
         """Put the sink back to its content before its first batch.
@@ -231,10 +234,10 @@ class FileSink:
         Raises:
             SinkMismatch: a data file of the position has another size, or the log cannot be read.
         """
-        log = list(log)
-        listed = _listed(log)
+        entries = {file.name: file for file in log}
+        listed, logged_ms = _listed(entries.values()), _logged_ms(entries)
         later = {_local(path).resolve() for path in _listed(but)}
-        found = self._unlisted(self._look(listed)[0], oldest_ns=_oldest_ns(listed, _logged_ms(log)))
+        found = self._unlisted(self._look(listed)[0], oldest_ns=_oldest_ns(listed, logged_ms))
         return sorted((file, status.st_mtime_ns) for file, status in found if file.resolve() not in later)
 
     def _look(self, listed: Mapping[str, SinkFile]) -> tuple[frozenset[tuple[int, int]], list[SinkFile]]:
@@ -329,10 +332,14 @@ def _oldest_ns(listed: Mapping[str, SinkFile], logged_ms: int | None) -> float:
     return math.inf if logged_ms is None else logged_ms * 1_000_000
 
 
-def _logged_ms(log: Iterable[Path]) -> int | None:
-    """When the newest of some log files was written, ``None`` without any: no batch after that had begun by then."""
-    newest = max(log, key=lambda file: require_id(file.name), default=None)
-    return None if newest is None else newest.stat().st_mtime_ns // 1_000_000
+def _logged_ms(log: Mapping[str, Path]) -> int | None:
+    """When the newest of some log files was written, ``None`` without any: no batch after that had begun by then.
+
+    Args:
+        log: the files by their names in the log; a pin has a name of its own.
+    """
+    newest = max(log, key=require_id, default=None)
+    return None if newest is None else log[newest].stat().st_mtime_ns // 1_000_000
 
 
 def _local(path: str) -> Path:

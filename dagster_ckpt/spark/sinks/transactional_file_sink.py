@@ -131,10 +131,10 @@ class TransactionalFileSink(BatchSink):
     def committed_files(self) -> list[Path]:
         """The files that readers see according to the commits, sorted: always whole checkpoints.
 
-        Files that somebody has deleted since are left out.
+        With ``others_delete``, files that somebody has deleted since are left out.
         """
         files = (self._root / file.path for file in self._log.committed(self._log.line()))
-        return sorted(file for file in files if size_of(file) is not None)
+        return sorted(file for file in files if not self.others_delete or size_of(file) is not None)
 
     def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
         files = [file for file in self._log.committed(self._log.line()) if after < file.batch <= until]

@@ -41,6 +41,8 @@ _KEY = "dagster_ckpt"
 _TURN = 0.2
 #: Seconds for which nothing changes, or nobody can tell how the job is: after them a driver elsewhere is in doubt.
 _DOUBT = 120.0
+#: Seconds after which a look at a job is given up: a mount of a storage may hang.
+_LONGEST_LOOK = 120.0
 _PAYLOAD = ("job", "checkpoint", "pointer", "batch", "epoch", "bytes", "new_bytes", "written_at")
 
 
@@ -190,7 +192,7 @@ class CheckpointedJobOperator(BaseOperator):
         with self._log_file.open("rb") as log:
             log.seek(0, os.SEEK_END)
             lines, changed = _lines(log.read), time.monotonic()
-            told = changed
+            missed: float | None = None
             while job["state"] in _ALIVE:
                 due = time.monotonic() + self.poll_interval
                 while time.monotonic() < due:
@@ -198,9 +200,10 @@ class CheckpointedJobOperator(BaseOperator):
                 before = job
                 try:
                     job = self._look(self.job)
-                    told = time.monotonic()
+                    missed = None
                 except AirflowException as error:  # the storage is away, which the driver outlives or not
-                    if time.monotonic() - told > _DOUBT:
+                    missed = missed or time.monotonic()
+                    if time.monotonic() - missed > _DOUBT:
                         raise
                     self.log.warning("%s", error)
                 if any(job[key] != before[key] for key in ("state", "epoch", "reason")):
@@ -266,13 +269,17 @@ class CheckpointedJobOperator(BaseOperator):
         Raises:
             AirflowException: nobody can tell how the job is.
         """
-        looked = subprocess.run(
-            _command(self.python, "status", *jobs, "--json", "--path", self.path),
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            looked = subprocess.run(
+                _command(self.python, "status", *jobs, "--json", "--path", self.path),
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_LONGEST_LOOK,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise AirflowException(f"dagster-ckpt status: no answer within {_LONGEST_LOOK:.0f} s") from error
         if looked.returncode not in _TOLD:
             raise AirflowException(f"dagster-ckpt status: {looked.stderr.strip()}")
         never = {"state": "NEVER RAN", "epoch": 0, "reason": "", "checkpoint": None, "batch": None, "run": None}

@@ -32,6 +32,7 @@ _ERRORS = {
         "Cannot find",
         "did not",
         "not answered",
+        "no answer within",  # its driver died when the time was over, and no other is started
         "ended",
         "older than its timeout",
         "No batch has committed",

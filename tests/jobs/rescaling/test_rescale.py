@@ -16,7 +16,14 @@ from click.testing import CliRunner
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.cli import main
 from dagster_ckpt.config import STATE_FORMAT_CONF
-from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, RestoreRefused, SinkMismatch, StorageError
+from dagster_ckpt.errors import (
+    CheckpointError,
+    InvalidConfiguration,
+    RestoreRefused,
+    RestoreWithLoss,
+    SinkMismatch,
+    StorageError,
+)
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
@@ -154,7 +161,7 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
         assert job.newest().batch == 7  # six with data, and two repartitions
         if sink == REPLACING:
             # What the sink has last comes of the repartitioned state, and not of this checkpoint.
-            job.bench.refused(SinkMismatch, restore_from=before.reference, state_partitions=7)
+            job.bench.refused(RestoreWithLoss, restore_from=before.reference, state_partitions=7)
             job.bench.tick(2)
         else:
             went_back = job.bench.tick(restore_from=before.reference)

@@ -146,13 +146,14 @@ def test_a_run_is_asked_to_end_the_job_and_no_other_run_is(job: StoredJob) -> No
     assert not requests.is_to_cancel(claim.run_id)
 
 
-def test_a_job_whose_heartbeat_is_not_there_is_not_told_as_one_without_a_run(job: StoredJob) -> None:
-    """Its run may be about to beat for the first time."""
-    job.claim(run_id())
+@pytest.mark.parametrize(("ago", "status", "says"), [(0, 1, "no sign of life yet"), (60, 9, "no run of it is alive")])
+def test_a_job_whose_heartbeat_is_not_there(job: StoredJob, ago: float, status: int, says: str) -> None:
+    """Its run may be about to beat for the first time, or has died before it could."""
+    job.claim(run_id(), ago=ago)
     (job.root / job.name / "control" / "heartbeat").unlink()
-    code, _, told = call(job, "cancel", job.name)
-    assert code == 1
-    assert "its heartbeat cannot be read" in told
+    code, _, told = call(job, "cancel", job.name, "--timeout", "1 s")
+    assert code == status
+    assert says in told
 
 
 def test_a_job_that_could_not_be_asked_is_not_told_as_one_without_a_run(

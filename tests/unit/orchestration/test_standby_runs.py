@@ -232,6 +232,22 @@ def test_after_a_deployment_is_rolled_back_the_job_has_a_standby_again(
     assert len(set(keys)) == 4
 
 
+def test_a_standby_that_is_wanted_again_is_launched_again(bench: Bench) -> None:
+    """A deployment without a standby is rolled back: run and code are those of the standby that was told to end."""
+    bench.run()
+    (request,) = bench.tick()
+    standby = bench.launched(request)
+    bench.sign(standby)
+    bench.load(standby=False)
+    assert bench.tick() == []
+    bench.end(standby, Status.SUCCESS)
+    bench.load(standby=True)
+    (again,) = bench.tick()
+    assert again.run_key != request.run_key
+    bench.end(bench.launched(again), Status.SUCCESS)
+    assert bench.tick() == [], "it has ended by itself"
+
+
 def test_a_standby_that_is_not_wanted_any_more_is_told_to_end(bench: Bench) -> None:
     bench.run()
     (request,) = bench.tick()

@@ -210,7 +210,9 @@ class TestALogThatListsNothing:
                 _copy(source, target / name)
             else:
                 os.link(source, target / name)
-            return target / name
+            own = target / f"{len(list(target.iterdir()))}-{source.name}"  # as a capture names its pins
+            os.link(target / name, own)
+            return own
 
         return sink.position_reader(target, CheckpointLocation(live.path)).pin_position(21, pin)
 
