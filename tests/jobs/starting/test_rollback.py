@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,9 @@ from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.jobs.harness import NEVER, Bench, copied, deduplicated
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
     from tests.jobs.harness import Query
 
 
@@ -25,6 +29,26 @@ def test_every_spelling_of_a_pointer(ticked: Bench) -> None:
     assert back.completed[-1].restored_from == first.reference
     assert back.completed[-1].checkpoint_id == 4
     ticked.assert_exact()
+
+
+def test_batches_without_a_row_before_and_after_the_first_one(bench: Bench) -> None:
+    """Where the file sink has partitions, Spark writes no file for such a batch, and the log of the sink lists none."""
+
+    def late(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = bench.read(session).dropDuplicates(["id"]).where("id >= 20").selectExpr("id", "v", "id % 2 AS part")
+        return bench.write(rows).partitionBy("part")
+
+    bench.query = late
+    launch = bench.tick(3)
+    (empty,) = launch.completed
+    assert empty.sink is not None
+    assert empty.sink["files"] == 0
+    bench.tick(3)
+    assert bench.seen_by_spark()
+    bench.files_per_trigger = 2
+    for pointer in (empty.reference, "latest", empty.reference):
+        bench.tick(1, restore_from=pointer)
+        assert bench.seen_by_spark() == Counter({row: 1 for row in bench.expected() if row[0] >= 20})
 
 
 @pytest.mark.parametrize(
