@@ -161,7 +161,7 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
         assert job.newest().batch == 7  # six with data, and two repartitions
         if sink == REPLACING:
             # What the sink has last comes of the repartitioned state, and not of this checkpoint.
-            job.bench.refused(RestoreWithLoss, restore_from=before.reference, state_partitions=7)
+            job.bench.refused(RestoreRefused, restore_from=before.reference, state_partitions=7)
             job.bench.tick(2)
         else:
             went_back = job.bench.tick(restore_from=before.reference)
