@@ -20,7 +20,6 @@ from dagster_ckpt.errors import (
     CheckpointError,
     InvalidConfiguration,
     RestoreRefused,
-    RestoreWithLoss,
     SinkMismatch,
     StorageError,
 )
