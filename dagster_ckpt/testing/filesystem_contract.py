@@ -14,7 +14,6 @@ Needs pytest.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pickle
@@ -31,8 +30,6 @@ from dagster_ckpt.filesystem import Entry, FileSystem, Part, Stopped, Written
 __all__ = ["FileSystemContract"]
 
 _THREADS = 8
-#: How often each of two threads creates one name.
-_TURNS = 40
 
 
 class FileSystemContract:
@@ -71,23 +68,6 @@ class FileSystemContract:
                 won = list(pool.map(create, range(_THREADS)))
             assert won.count(True) == 1
             assert storage.read(f"claims/{turn}") == f"{won.index(True)}".encode() * 1000
-
-    def test_a_name_that_is_taken_and_gone_again_is_a_conflict(self, storage: FileSystem) -> None:
-        """A create that comes too late has lost, whatever has become of the name since: nobody is in doubt."""
-        at_once = Barrier(2)
-
-        def create(number: int) -> int:
-            at_once.wait()
-            won = 0
-            for _ in range(_TURNS):
-                with contextlib.suppress(PublishConflict):
-                    storage.create("claims/f", f"{number}".encode())
-                    won += 1
-                    storage.remove("claims/f")
-            return won
-
-        with ThreadPoolExecutor(2) as pool:
-            assert sum(pool.map(create, range(2))) > 0
 
     def test_replace_puts_new_content_in_place(self, storage: FileSystem) -> None:
         storage.replace("a/f", b"first")
