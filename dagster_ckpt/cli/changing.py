@@ -102,6 +102,7 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
     catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
     records, until = catalog.records, clock.monotonic() + timeout.total_seconds()
     heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
+    way_on = f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`."
     while heartbeat is None and dead is None and (epoch := records.epochs.highest()):
         # Claimed, and not one beat since: the run has just begun, or it died at once.
         claim = records.epochs.read_claim(epoch)
@@ -111,12 +112,10 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
                     f"Job {job!r} cannot be asked: its run has claimed the job and shows no sign of life yet.",
-                    hint=f"Ask again, with a longer --timeout, or see `dagster-ckpt status {job} "
-                    f"{catalog.filesystem.path_option}`.",
+                    hint=f"Ask again with a longer --timeout. {way_on}",
                 )
             time.sleep(_LOOK)
             heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
-    way_on = f"See `dagster-ckpt status {job} {catalog.filesystem.path_option}`."
     if dead is not None or heartbeat is None:
         warn(f"Job {job!r} cannot be canceled: no run of it is alive.", color="red")
         warn(way_on)

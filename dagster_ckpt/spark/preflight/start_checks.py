@@ -315,7 +315,7 @@ def _may_be_written(start: ProposedStart, restored: CheckpointMetadata, known: S
 
 
 def _traces(catalog: CheckpointCatalog, restored: CheckpointMetadata) -> list[int]:
-    """The first and the last batch of which there is a trace after a checkpoint; empty if there is none.
+    """The first and the last batch after a checkpoint, as far as the job's records show; empty if they show none.
 
     The archive forgets the plans of batches that every retained checkpoint covers. These batches are known from the
     newest checkpoint; if that cannot be read, or is discarded, from the ids that were issued after the restored one.
