@@ -50,7 +50,6 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint  # noqa: E402
 from dagster_ckpt.checkpoint.control.epochs import Choice, End  # noqa: E402
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.processes import this_host  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore  # noqa: E402
 from dagster_ckpt.clock import SystemClock, iso  # noqa: E402
@@ -58,6 +57,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig, Checkpointin
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
+from dagster_ckpt.hosts import this_host  # noqa: E402
 from dagster_ckpt.spark import (  # noqa: E402
     CheckpointCompleted,
     CheckpointFailed,

@@ -37,10 +37,10 @@ from dagster_ckpt.checkpoint import (
     finish_deletions,
     free_job,
     sweep_start,
-    this_host,
 )
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config.retention import Retention
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import partitions_name
 from dagster_ckpt.orchestration.reporting import CheckpointReporter

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.checkpoint.job_states import JobState, job_state, states_of_jobs
     from dagster_ckpt.checkpoint.lease import Lease
-    from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
+    from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children
     from dagster_ckpt.checkpoint.seen import last_seen, unchanged_for
     from dagster_ckpt.checkpoint.sight import Sight, look
     from dagster_ckpt.checkpoint.standbys import Standbys, StandbySign
@@ -273,7 +273,6 @@ __all__ = [
     "symptom",
     "take_savepoint",
     "taken_back_since",
-    "this_host",
     "unchanged_for",
     "unpin_checkpoint",
     "verify_checkpoint",

@@ -20,22 +20,21 @@ import contextlib
 import hashlib
 import math
 import os
-import platform
 import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
 from dagster_ckpt.checkpoint.format import Seconds
+from dagster_ckpt.hosts import process_table
 
-__all__ = ["DRIVER_VARIABLE", "SUBMITTED", "ProcessIdentity", "is_proven", "mark_children", "mark_driver", "this_host"]
+__all__ = ["DRIVER_VARIABLE", "SUBMITTED", "ProcessIdentity", "is_proven", "mark_children", "mark_driver"]
 
 #: The environment variable with :attr:`ProcessIdentity.mark` of the driver, for every process that the driver starts.
 DRIVER_VARIABLE = "DAGSTER_CKPT_DRIVER"
@@ -51,26 +50,6 @@ _TURN = 0.02
 #: Seconds by which the start of a process may differ from a record of an earlier release, which has no ticks.
 _ROUNDING = 1.0
 _GREATEST_PID = 2**31 - 1
-#: The PID namespace of a host itself, by the inode that Linux gives it at each boot; every container has another one.
-_PIDS_OF_THE_HOST = 0xEFFFFFFC
-
-
-@cache
-def this_host() -> str:
-    """This host and its boot."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    # The boot time is derived from the wall clock and moves with it; Linux has a boot id.
-    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else round(psutil.boot_time())}"
-
-
-@cache
-def _process_table() -> str:
-    """Where a process id means one process: a container may have its host's name, as where it shares its network."""
-    try:
-        namespace = Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:  # no Linux
-        return this_host()
-    return this_host() if namespace == _PIDS_OF_THE_HOST else f"{this_host()}/{namespace}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +87,7 @@ class ProcessIdentity:
     def of(cls, pid: int) -> ProcessIdentity:
         """The identity of a live process of this host."""
         created, seen = psutil.Process(pid).create_time(), _look(pid)
-        return cls(_process_table(), pid, created, None if seen is None else seen.ticks)
+        return cls(process_table(), pid, created, None if seen is None else seen.ticks)
 
     @classmethod
     def current(cls) -> ProcessIdentity:
@@ -133,7 +112,7 @@ class ProcessIdentity:
     @property
     def is_here(self) -> bool:
         """Whether the process runs, or ran, on this host since its last boot, and not in a container apart."""
-        return self.host == _process_table()
+        return self.host == process_table()
 
     @property
     def is_this_one(self) -> bool:

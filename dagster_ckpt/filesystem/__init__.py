@@ -18,7 +18,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt import paths
-from dagster_ckpt.filesystem.bounds import Scratch
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from dagster_ckpt.filesystem.local_disk import is_full, local_failure, make_durable, refused_write
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
@@ -34,6 +33,7 @@ from dagster_ckpt.filesystem.private_directories import (
     share_start,
 )
 from dagster_ckpt.filesystem.reserve import Reserve
+from dagster_ckpt.filesystem.scratch import Scratch, scratch_directory
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored, crc32c_of, md5_of
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written, unheard
 from dagster_ckpt.lazy_names import lazy_names
@@ -84,6 +84,7 @@ __all__ = [
     "open_filesystem",
     "refused_write",
     "remove_entries",
+    "scratch_directory",
     "share_start",
     "unheard",
 ]

@@ -15,10 +15,10 @@ from dagster_ckpt.checkpoint import (
     ProcessIdentity,
     Submission,
     free_job,
-    this_host,
 )
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import LATEST, NONE, RestoreRequest
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.spark.events import EpochClaimed
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import probe_working_directory, refuse_impossible

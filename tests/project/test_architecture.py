@@ -21,7 +21,7 @@ import dagster_ckpt
 _ROOT = Path(dagster_ckpt.__file__).parent
 #: Each may import what stands before it.
 _LAYERS = (
-    {"shown_text", "garbage_collector", "lazy_names", "moved_names", "threads", "version"},
+    {"shown_text", "garbage_collector", "hosts", "lazy_names", "moved_names", "threads", "version"},
     {"errors"},
     {"clock", "paths"},
     {"config", "filesystem"},
@@ -155,6 +155,13 @@ def test_no_import_goes_round(folder: Name) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"in {_shown(folder)}: {' imports '.join(reversed(error.args[1]))}")
+
+
+def test_what_a_killed_process_leaves_in_a_temporary_directory_is_found_by_the_next() -> None:
+    """A directory of `tempfile` by itself stays for good when its process is killed: elsewhere one small file may."""
+    made = re.compile(r"\b(mkdtemp|mkstemp|TemporaryDirectory|NamedTemporaryFile)\(")
+    found = {_shown(module) for module, path in _MODULES.items() if made.search(path.read_text(encoding="utf-8"))}
+    assert found == {"dagster_ckpt.filesystem.scratch", "dagster_ckpt.spark.files.bucket_location"}
 
 
 def test_one_module_takes_paths_and_urls_apart() -> None:

@@ -251,7 +251,6 @@ def read_files(
         if file.reference is not None and file.offset is not None:
             packs.setdefault(file.reference, []).append(file)
     broken: dict[str, _BrokenFile | None] = {}
-    scratch = Scratch("verify")
 
     def read_one(file: FileEntry) -> None:
         path = stored_path(file.reference or "")
@@ -307,7 +306,7 @@ def read_files(
         else:
             read_pack(item)
 
-    with _named_if_local(files, target):
+    with _named_if_local(files, target), Scratch() as scratch:
         for file in files:
             if file.inline is not None:
                 broken[file.path] = _compared(file, Written.of(file.inline), "_metadata")

@@ -11,11 +11,12 @@ from functools import partial
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, pending_upgrade, shared_in_use
 from dagster_ckpt.checkpoint.control import FAILING, ROUNDS, Choice, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, give_up_claimed
 from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord, Fenced
+from dagster_ckpt.hosts import this_host
 
 __all__ = [
     "close_earlier",

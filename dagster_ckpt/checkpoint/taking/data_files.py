@@ -91,7 +91,7 @@ class DataFiles:
         """Store files of another bucket through this machine's disk, which may be too small for all of them at once."""
         if not files:
             return []
-        scratch, asked = Scratch("pinned"), self._looking(stop)
+        asked = self._looking(stop)
         failures: list[BaseException] = []
 
         def carry(source: StoredSource, target: str) -> Written:
@@ -112,7 +112,7 @@ class DataFiles:
         names = [self._new_name(PurePosixPath(file.path).name) for file, _ in files]
         targets = [f"{self._directory}/{name}" for name in names]
         self._begun += targets
-        with Threads(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
+        with Scratch() as scratch, Threads(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
             written = [pool.submit(carry, source, target) for (_, source), target in zip(files, targets, strict=True)]
         if failures:
             raise failures[0]  # the other transfers stopped because of it

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog import (
     CheckpointCatalog,
@@ -54,7 +52,7 @@ from dagster_ckpt.errors import (
     PublishUnknown,
     StorageError,
 )
-from dagster_ckpt.filesystem import FileSystem, Stopped, is_full, open_filesystem, unheard
+from dagster_ckpt.filesystem import FileSystem, Stopped, is_full, open_filesystem, scratch_directory, unheard
 
 __all__ = [
     "claim_savepoint",
@@ -194,8 +192,8 @@ def copy_to_savepoint(
 
     if label.name is not None:
         gone_with_name(catalog, label.name)  # look before anything is copied
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-savepoint-") as scratch:
-        local = Path(scratch) / "files"
+    with scratch_directory() as scratch:
+        local = scratch / "files"
         materialize_checkpoint(catalog, checkpoint, local)
         pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
         snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from fsspec.asyn import AsyncFileSystem
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
-from dagster_ckpt.filesystem.bounds import Budget
 from dagster_ckpt.filesystem.buckets.transfers import StopBetweenChunks
 from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.scratch import Budget
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 

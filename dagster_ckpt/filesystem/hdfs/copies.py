@@ -7,7 +7,6 @@ machine copies the bytes, and the DataNodes tell the checksum of what they store
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dagster_ckpt.filesystem.hdfs import client_calls
 from dagster_ckpt.filesystem.hdfs.client_calls import Inode
 from dagster_ckpt.filesystem.hdfs.directory import HdfsDirectory
 from dagster_ckpt.filesystem.hdfs.hadoop_jvm import THREADS, Hadoop, JavaFailure
+from dagster_ckpt.filesystem.scratch import scratch_directory
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
 from dagster_ckpt.filesystem.values import Part, Stopped
 
@@ -64,8 +64,8 @@ class HdfsCopies(ServerSide):
                 data = client_calls.read_small(client, self._by_number(pinned), part)
                 if data is not None:
                     return data
-                with tempfile.TemporaryDirectory(prefix="dagster-ckpt-") as scratch:
-                    file = Path(scratch, "file")
+                with scratch_directory() as scratch:
+                    file = scratch / "file"
                     client_calls.receive(client, self._by_number(pinned), part, file)
                     return file.read_bytes()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dagster_ckpt.filesystem.hdfs.directory import HdfsDirectory
 from dagster_ckpt.filesystem.hdfs.hadoop_jvm import THREADS, JavaFailure
 from dagster_ckpt.filesystem.hdfs.hdfs_errors import explained
 from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.scratch import scratch_directory
 from dagster_ckpt.filesystem.server_side import ServerSide
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
@@ -113,8 +113,8 @@ class HdfsFileSystem(FileSystem):
             data = self._directory.call(lambda client: client_calls.read_small(client, target))
             if data is not None:
                 return data
-            with tempfile.TemporaryDirectory(prefix="dagster-ckpt-") as scratch:
-                file = Path(scratch, "file")
+            with scratch_directory() as scratch:
+                file = scratch / "file"
                 self._directory.call(lambda client: client_calls.receive(client, target, None, file), moves_bytes=True)
                 return file.read_bytes()
 
@@ -220,10 +220,10 @@ class HdfsFileSystem(FileSystem):
             self._directory.call(lambda client: client_calls.write_small(client, target, source))
             return Written.of(source)
         if isinstance(source, bytes):
-            with tempfile.NamedTemporaryFile(prefix="dagster-ckpt-") as scratch:
-                scratch.write(source)
-                scratch.flush()
-                return self._send(target, Path(scratch.name), stop)
+            with scratch_directory() as scratch:
+                file = scratch / "file"
+                file.write_bytes(source)
+                return self._send(target, file, stop)
         source.stat()  # raises Python's FileNotFoundError for a missing local file
         return self._directory.call(
             lambda client: client_calls.write_file(client, target, source, stop), moves_bytes=True

@@ -11,10 +11,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import Choice, this_host
+from dagster_ckpt.checkpoint import Choice
 from dagster_ckpt.config import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, is_own
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.spark.events import LiveLocationChosen
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation

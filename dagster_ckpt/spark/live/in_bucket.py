@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from dagster_ckpt.checkpoint import (
     materialize_checkpoint,
 )
 from dagster_ckpt.config import LAYOUTS, StateLayout
-from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
+from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, scratch_directory
 from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
 from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
 from dagster_ckpt.threads import Threads
@@ -134,8 +133,7 @@ class StoredLive(LiveLocation):
         paths = [path for path in listed.objects if path.startswith(_LOGS)]
         with Threads(self._store.concurrency, "dagster-ckpt-read") as pool:
             before = dict(zip(paths, pool.map(listed.read, paths), strict=True))
-        with tempfile.TemporaryDirectory(prefix="dagster-ckpt-logs-") as scratch:
-            root = Path(scratch)
+        with scratch_directory() as root:
             for path, data in before.items():
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_bytes(data)

@@ -7,7 +7,6 @@ logs of file sources forget nothing: those in the newest checkpoint list every f
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from dagster_ckpt.checkpoint import (
     materialize_checkpoint,
 )
 from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.filesystem import scratch_directory
 from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation, log_id
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight.source_files import lost_files_finding
@@ -61,8 +61,8 @@ def _read_since(
     """The files in the logs of the newest checkpoint that those of an older one do not have, as one batch."""
     sources = [source.id for source in newest.facts.sources if _is_of_files(source)]
     kept = tuple(file for file in newest.files if file.path.startswith(f"{LOCATION}/sources/"))
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-sources-") as scratch:
-        target = Path(scratch, "files")
+    with scratch_directory() as scratch:
+        target = scratch / "files"
         materialize_checkpoint(catalog, replace(newest, files=kept), target)
         now = CheckpointLocation(target / LOCATION)
         logs = {source: _logged(now, source) for source in sources}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
+from dagster_ckpt.filesystem import scratch_directory
 from dagster_ckpt.spark.moved_sources import MOVE_CHECK, stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
@@ -69,8 +69,8 @@ def check_stored(
     except CheckpointError as error:
         files = Finding.of_error("files", error)
     findings = [files, version_finding(restored.facts.spark_version, _spark_here())]
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-preflight-") as scratch:
-        directory = Path(scratch) / "unpacked"
+    with scratch_directory() as scratch:
+        directory = scratch / "unpacked"
         small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
         try:
             materialize_checkpoint(catalog, replace(restored, files=small), directory)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,12 +21,11 @@ from dagster_ckpt.checkpoint import (
     read_newest,
 )
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
-from dagster_ckpt.filesystem import unheard
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
+from dagster_ckpt.filesystem import scratch_directory, unheard
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.spark.live import LOCATION
-from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +92,14 @@ def copied(
         StorageError: the storage failed.
         WorkingDirectoryFailed: the copy cannot be written.
     """
-    with scratch_directory(place) as directory:
+    with ExitStack() as left:
+        try:
+            directory = left.enter_context(scratch_directory(place))
+        except OSError as error:
+            raise WorkingDirectoryFailed(
+                f"No copy of the checkpoint can be made in {place}: {error}.",
+                hint="Name another directory as scratch_directory.",
+            ) from error
         copy = directory / "copy"
 
         def make(metadata: CheckpointMetadata) -> None:

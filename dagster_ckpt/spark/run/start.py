@@ -29,11 +29,11 @@ from dagster_ckpt.checkpoint import (
     fallback_of,
     forget_live_locations,
     sweep_start,
-    this_host,
 )
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import StorageError
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.spark.batches import plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import psutil
 from dagster_ckpt.checkpoint import ProcessIdentity, mark_children
 from dagster_ckpt.config import StateBackend
 from dagster_ckpt.errors import DriverLost
+from dagster_ckpt.filesystem import scratch_directory
 from dagster_ckpt.spark.jvm import IN_THIS_PROCESS, run_small_query
 from dagster_ckpt.spark.query import driver_jvm_pid, streaming_session, unload_state
 
@@ -96,12 +95,11 @@ def _with_descendants(pid: int) -> Iterator[int]:
 def _run_stream(session: SparkSession) -> None:
     """Load and compile the classes of a stream with state, and leave nothing else."""
     jvm: Any = session._jvm  # noqa: SLF001 - PySpark names it nowhere else
-    scratch = Path(tempfile.mkdtemp(prefix="dagster-ckpt-warm-"))
-    try:
-        run_small_query(session, scratch)
-    finally:
-        unload_state(session)
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_directory() as scratch:
+        try:
+            run_small_query(session, scratch)
+        finally:
+            unload_state(session)
     jvm.System.gc()
 
 

@@ -27,11 +27,12 @@ from dagster_ckpt.checkpoint.format.code_versions import UNTOLD, CodeVersion
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.hosts import this_host
 
 QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
 

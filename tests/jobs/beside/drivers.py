@@ -38,12 +38,12 @@ from dagster_ckpt.checkpoint import (
     free_job,
     materialize_checkpoint,
     sweep_start,
-    this_host,
 )
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.threads import Threads
 from tests.jobs.beside.place import Place
 

@@ -25,9 +25,10 @@ from dagster_ckpt import (
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.orchestration import names
 from tests.jobs.harness import Bench, eventually
 

@@ -13,9 +13,15 @@ import pytest
 
 from dagster_ckpt import read_state, read_state_metadata
 from dagster_ckpt.checkpoint import materialize_checkpoint
-from dagster_ckpt.errors import CheckpointFileMissing, CheckpointNotFound, InvalidConfiguration, RestoreRefused
+from dagster_ckpt.errors import (
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    InvalidConfiguration,
+    RestoreRefused,
+    WorkingDirectoryFailed,
+)
+from dagster_ckpt.filesystem import scratch_directory
 from dagster_ckpt.spark.proof import scratch_copy
-from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
 from tests.jobs.harness import Bench, copied, tree
 
 if TYPE_CHECKING:
@@ -143,6 +149,12 @@ def test_the_newest_checkpoint_may_be_replaced_while_it_is_copied(
 
     monkeypatch.setattr(scratch_copy, "materialize_checkpoint", deleted_meanwhile)
     assert len(_read(ticked, scratch)) == 38
+
+
+def test_a_place_for_copies_that_is_no_directory_is_told_by_name(ticked: Bench, tmp_path: Path) -> None:
+    (tmp_path / "place").touch()
+    with pytest.raises(WorkingDirectoryFailed, match="No copy of the checkpoint can be made in"):
+        _read(ticked, tmp_path / "place")
 
 
 def test_copies_that_dead_processes_have_left_are_removed(ticked: Bench, scratch: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError, StorageUnusable
-from dagster_ckpt.filesystem import FileSystem, Stopped, Written, bounds, reserve
-from dagster_ckpt.filesystem.bounds import Budget, Scratch
+from dagster_ckpt.filesystem import FileSystem, Stopped, Written, reserve
 from dagster_ckpt.filesystem.reserve import Reserve
+from dagster_ckpt.filesystem.scratch import Budget, Scratch
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -109,19 +109,18 @@ class TestBudget:
         waiting.join(60)
 
     def test_ordinary_files_pass_through_side_by_side(self) -> None:
-        scratch = Scratch("test")
-        with scratch.file(1 << 20) as one, scratch.file(1 << 20, lambda: False) as other:
+        with Scratch() as scratch, scratch.file(1 << 20) as one, scratch.file(1 << 20, lambda: False) as other:
             assert one != other
 
     def test_a_file_that_passed_through_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bounds, "MAX_SCRATCH_BYTES", 10)
-        scratch = Scratch("test")
-        with scratch.file(10) as file:
-            file.write_bytes(b"x")
-            assert file.parent.name.startswith("dagster-ckpt-test-")
-            with pytest.raises(Stopped), scratch.file(1, iter([False, True]).__next__):
-                pytest.fail("there is no room")
-        assert not file.parent.exists()
+        monkeypatch.setattr("dagster_ckpt.filesystem.scratch.MAX_SCRATCH_BYTES", 10)
+        with Scratch() as scratch:
+            with scratch.file(10) as file:
+                file.write_bytes(b"x")
+                with pytest.raises(Stopped), scratch.file(1, iter([False, True]).__next__):
+                    pytest.fail("there is no room")
+            assert not file.parent.exists()
+        assert not file.parent.parent.exists()
 
 
 class TestReserve:

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.cli import main
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.orchestration import names
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 

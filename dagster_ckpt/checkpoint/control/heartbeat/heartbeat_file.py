@@ -20,11 +20,11 @@ from dagster_ckpt.checkpoint.control.heartbeat.beat import ENDED_ELSEWHERE, INTE
 from dagster_ckpt.checkpoint.control.heartbeat.silence import Silence
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, encode_record, read_record
 from dagster_ckpt.checkpoint.lease import UNSAID
-from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.hosts import this_host
 
 __all__ = ["HeartbeatFile"]
 

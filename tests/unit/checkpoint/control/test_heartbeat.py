@@ -17,10 +17,11 @@ from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.heartbeat import Heart, Heartbeat, HeartbeatFile, free_job
 from dagster_ckpt.checkpoint.control.heartbeat import heart as heart_module
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.seen import unchanged_for
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
 from tests.helpers.checkpoint.driver import JOB, ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem

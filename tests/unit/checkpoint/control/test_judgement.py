@@ -22,8 +22,9 @@ from dagster_ckpt.checkpoint.control.heartbeat import (
     free_job,
 )
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import iso
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem

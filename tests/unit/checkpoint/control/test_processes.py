@@ -16,10 +16,11 @@ import pytest
 
 from dagster_ckpt.checkpoint import processes
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
-from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.hosts import this_host
 from tests.unit.checkpoint.control.bystanders import running
 
 JOB = ("file:///storage", "flights")

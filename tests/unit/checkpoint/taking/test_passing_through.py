@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.taking import savepoint_files as writing
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.errors import CaptureIncomplete, StorageError
-from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, Stopped, Written, bounds, server_side
+from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, Stopped, Written, server_side
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import INLINE, ManualClock
 from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem, UnprovingMemory
@@ -94,7 +94,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    monkeypatch.setattr(bounds, "MAX_SCRATCH_BYTES", ROOM)
+    monkeypatch.setattr("dagster_ckpt.filesystem.scratch.MAX_SCRATCH_BYTES", ROOM)
     return Disk(path)
 
 

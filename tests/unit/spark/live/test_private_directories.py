@@ -13,9 +13,9 @@ import pytest
 
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.errors import StorageUnusable
 from dagster_ckpt.filesystem import default_root, is_own, make_working_directory, remove_entries, share_start
+from dagster_ckpt.hosts import this_host
 from dagster_ckpt.orchestration.storages import (
     CheckpointStorage,
     FileSystemCheckpointStorage,

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.filesystem import FileSystem, ObjectFileSystem, bounds, server_side
+from dagster_ckpt.filesystem import FileSystem, ObjectFileSystem, server_side
 from dagster_ckpt.filesystem.buckets import bucket as object_store
 from tests.helpers.checkpoint.savepoints import described, quiet, saved
 from tests.unit.filesystem.buckets.stores import Asked, DisturbedStore, Store, Trouble
@@ -31,7 +31,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    monkeypatch.setattr(bounds, "MAX_SCRATCH_BYTES", ROOM)
+    monkeypatch.setattr("dagster_ckpt.filesystem.scratch.MAX_SCRATCH_BYTES", ROOM)
     monkeypatch.setattr(server_side, "_CHUNK", PIECE)
     return path
 

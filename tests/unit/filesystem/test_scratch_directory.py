@@ -15,14 +15,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dagster_ckpt.errors import WorkingDirectoryFailed
-from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
+from dagster_ckpt.filesystem import scratch_directory
 
 _DAY = 86_400.0
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from dagster_ckpt.spark.proof.scratch_directory import scratch_directory
+from dagster_ckpt.filesystem import scratch_directory
 with scratch_directory(Path(sys.argv[1])) as directory:
     (directory / "copy").mkdir()
     print(directory.name, flush=True)
@@ -162,7 +161,12 @@ def test_what_is_no_scratch_directory_stays(tmp_path: Path, mounted: Mounted) ->
     assert before <= set(tmp_path.iterdir())
 
 
-def test_a_place_that_is_no_directory_is_told_by_name(tmp_path: Path) -> None:
-    (tmp_path / "place").touch()
-    with pytest.raises(WorkingDirectoryFailed, match="No copy of the checkpoint can be made in"):
-        _make_next(tmp_path / "place")
+def test_a_place_whose_other_entries_cannot_be_seen_takes_a_directory_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/self/mounts")
+
+    monkeypatch.setattr(psutil, "disk_partitions", refused)
+    with scratch_directory(tmp_path) as directory:
+        assert directory.is_dir()
