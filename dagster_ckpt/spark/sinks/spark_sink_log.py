@@ -29,6 +29,8 @@ __all__ = ["LOGGED", "FileSink", "SinkRollback", "effective_files"]
 #: In the position of a log that lists no file: when its newest entry was written, milliseconds since the epoch.
 LOGGED = "logged_ms"
 _LOG = "_spark_metadata"
+#: A directory with one of these is an output by itself.
+_LOGS = frozenset({_LOG, "_delta_log", "_transactions"})
 _REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
 # part-<task>-<uuid><-c or .c><file>.<codec and format>
 _DATA_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[-.]c\d{3,}(?:\.[0-9A-Za-z]+)+")
@@ -168,7 +170,7 @@ class FileSink:
         the highest down, and last the data files that the log does not list are removed. Repeating an interrupted
         rollback completes it; repeating a complete rollback changes nothing. No query may write to the sink meanwhile.
 
-        Only files with names as the file sink gives them are removed, and none below hidden or ``_`` directories. Files
+        Only files with names as the file sink gives them are removed, here and in directories of partitions. Files
         older than the oldest listed file stay: the sink's ``retention`` option has unlisted them. Where no file is
         listed, files older than the newest entry stay; if that is not known either, every file does.
 
@@ -314,15 +316,16 @@ class FileSink:
 
     def _unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: float) -> Iterator[tuple[Path, os.stat_result]]:
         for directory, children, names in os.walk(self.path):
-            children[:] = [child for child in children if not child.startswith(("_", "."))]
-            for name in names:
-                if _DATA_NAME.fullmatch(name) is None:
-                    continue
+            if Path(directory) != self.path and not _LOGS.isdisjoint(children):
+                children.clear()
+                continue  # another query's output, or a table
+            # The sink writes here and in the directories of its partition columns; any other directory is another's.
+            children[:] = [child for child in children if "=" in child and not child.startswith(".")]
+            for name in filter(_DATA_NAME.fullmatch, names):
                 file = Path(directory, name)
                 status = file.lstat()
-                if (status.st_dev, status.st_ino) in keep or status.st_mtime_ns < oldest_ns:
-                    continue
-                yield file, status
+                if (status.st_dev, status.st_ino) not in keep and status.st_mtime_ns >= oldest_ns:
+                    yield file, status
 
 
 def _oldest_ns(listed: Mapping[str, SinkFile], logged_ms: int | None) -> float:

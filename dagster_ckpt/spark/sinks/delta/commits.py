@@ -172,7 +172,7 @@ def parse_commit(version: int, text: str) -> Commit:
     added: dict[FileKey, Mapping[str, Any]] = {}
     removed: dict[FileKey, Mapping[str, Any]] = {}
     with believed(f"Version {version} of the Delta table", "Restore the table from a backup.", SinkMismatch):
-        for line in text.splitlines():
+        for line in filter(str.strip, text.split("\n")):
             for kind, action in json.loads(line).items():
                 if kind == "commitInfo":
                     operation, transaction = str(action.get("operation", "")), str(action.get("txnId", ""))

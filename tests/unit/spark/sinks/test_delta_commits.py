@@ -240,6 +240,14 @@ def test_what_one_restore_by_hand_took_away_another_brings_back() -> None:
     assert json.loads(removed)["remove"]["path"] == "part-1"
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_a_character_that_ends_a_line_elsewhere_ends_none_in_deltas_log(character: str) -> None:
+    """Delta writes them as they are, into the least and greatest value of each column for example."""
+    added = json.dumps({"add": {"path": "part-1", "dataChange": True, "stats": f"a{character}b"}}, ensure_ascii=False)
+    commit = parse_commit(3, "\n".join([json.dumps({"commitInfo": {"operation": "WRITE"}}), added]))
+    assert [action["path"] for action in commit.added.values()] == ["part-1"]
+
+
 @pytest.mark.parametrize("target", [{"version": 1}, {"timestamp": "2024-01-01 00:00:00"}])
 def test_rows_that_a_restore_by_hand_brings_back_are_told(target: dict[str, Any]) -> None:
     """It only adds a file, which a rollback had taken away before the checkpoint."""

@@ -152,17 +152,24 @@ def test_foreign_files_stay(output: Output, tmp_path: Path) -> None:
         output.path / "_SUCCESS",
         output.path / "_staging" / name,
         output.path / ".hidden" / name,
+        output.path / ".hidden=1" / name,
+        output.path / "late" / name,
+        output.path / "late" / "day=1" / name,
+        *(output.path / "day=2" / log / "0" for log in ("_spark_metadata", "_delta_log", "_transactions")),
+        output.path / "day=2" / name,
+        output.path / "day=2" / "hour=1" / name,
         output.path / "day=a b%3A0" / "README",
     ]
     for file in foreign:
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"mine")
-    orphan = output.path / "day=new" / name
-    orphan.parent.mkdir()
-    orphan.write_bytes(b"of a batch that never committed")
+    orphans = [output.path / "day=new" / name, output.path / "_day=new" / "hour=1" / name]
+    for orphan in orphans:
+        orphan.parent.mkdir(parents=True)
+        orphan.write_bytes(b"of a batch that never committed")
     sink.rollback_to(position, 3)
     assert all(file.read_bytes() == b"mine" for file in foreign)
-    assert not orphan.exists()
+    assert not any(orphan.exists() for orphan in orphans)
 
 
 def test_files_that_the_retention_option_unlisted_stay(output: Output, tmp_path: Path) -> None:
