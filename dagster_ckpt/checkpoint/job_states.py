@@ -35,6 +35,7 @@ __all__ = ["JobState", "job_state", "states_of_jobs"]
 
 _FAILED = "FAILED"
 _RUNNING = "RUNNING"
+_STARTING = "STARTING"
 _UNREADABLE = "UNREADABLE"
 _HOUR = 3600.0
 #: Jobs whose checkpoints are read side by side.
@@ -65,6 +66,8 @@ class JobState:
             none is due, as in an idle stream, or the job does not run.
         token: of the claim of the newest epoch, ``None`` before the first. No other claim has this token.
         standbys: the signs of the runs that wait to take a running job over, as far as they may live.
+        silent_since: when the last run was heard of, in seconds since 1970 by that run's clock; ``None`` while a run
+            beats, and of a job that is over.
         damage: why the newest checkpoint cannot be found or read, and the next step; empty if all is well.
     """
 
@@ -80,6 +83,7 @@ class JobState:
     token: str | None = None
     damage: str = ""
     standbys: tuple[Heartbeat, ...] = ()
+    silent_since: float | None = None
 
     @property
     def needs_help(self) -> bool:
@@ -99,6 +103,10 @@ class JobState:
     def age(self, now: float) -> float | None:
         """Seconds since the newest checkpoint was written, never negative; ``None`` without a checkpoint."""
         return None if self.newest is None else round(max(now - seconds_of(self.newest.written_at), 0), 1)
+
+    def silence(self, now: float) -> float | None:
+        """Seconds since the last run was heard of, never negative; ``None`` where nobody waits for a run."""
+        return None if self.silent_since is None else max(now - self.silent_since, 0.0)
 
     def failures_in_the_last_hour(self, now: float) -> int:
         """How many of the failures are of the last hour."""
@@ -289,7 +297,13 @@ def _looked(catalog: CheckpointCatalog, clock: Clock) -> JobState:
         claim.token,
         damage,
         _standbys(catalog, clock) if state == _RUNNING else (),
+        _heard(claim, beat) if state == _STARTING or state in _TO_BE_RESUMED else None,
     )
+
+
+def _heard(claim: Claim, beat: Heartbeat | None) -> float:
+    """When a run was last heard of."""
+    return seconds_of(claim.claimed_at) if beat is None or beat.epoch != claim.epoch else beat.beat_at
 
 
 def _standbys(catalog: CheckpointCatalog, clock: Clock) -> tuple[Heartbeat, ...]:
@@ -342,7 +356,7 @@ def _state(claim: Claim, end: End | None, beat: Heartbeat | None, clock: Clock) 
     if end is not None and end.is_final:
         return end.status, end.reason
     if beat is None or beat.epoch != claim.epoch:
-        return "STARTING", f"claimed at {claim.claimed_at} by process {claim.pid} on {claim.host.partition('/')[0]}"
+        return _STARTING, f"claimed at {claim.claimed_at} by process {claim.pid} on {claim.host.partition('/')[0]}"
     if beat.stopped:
         return ("RESTARTING", end.reason) if end is not None else ("INTERRUPTED", "its process was told to end")
     if (dead := beat.is_dead(clock)) is not None:

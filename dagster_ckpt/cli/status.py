@@ -32,6 +32,8 @@ __all__ = ["starts", "status"]
 _SHORTEST = 0.1
 #: A checkpoint that has been due for so many seconds is told of; less is common.
 _LONG = 120.0
+#: Seconds that a job may be without a run: sensors and supervisors take far less.
+_WITHOUT_RUN = 600.0
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -52,9 +54,9 @@ def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -
     the sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records
     are damaged, this user may not read them, or the storage fails at them and not at those of every job. The lag is
     what Kafka had beyond the newest checkpoint when that was taken, in records. Below the table: the standbys, why,
-    the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one that needs
-    help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its newest
-    checkpoint is damaged.
+    the last failure, the checkpoints that failed in a row, and for how long nothing was heard of a run; a job that
+    has such trouble, and one that needs help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE,
+    or is to be resumed and its newest checkpoint is damaged.
     """
     if watch is None:
         sys.exit(5 if _tell(storage_at(path), job, as_json=as_json) else 0)
@@ -77,7 +79,8 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
     """Print how the jobs are doing; whether one of them needs help."""
     clock, names = SystemClock(), job_directories(filesystem) if job is None else _asked(job, filesystem)
     states = [found for found in states_of_jobs(filesystem, names, clock) if found is not None]
-    rows = [_row(found, clock.time()) for found in states]
+    now = clock.time()
+    rows = [_row(found, now) for found in states]
     if as_json:
         say_json(rows)
     elif not rows:
@@ -107,7 +110,7 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
             for sign in found.standbys:
                 where = sign.processes[0].host.partition("/")[0]
                 say(f"{found.job_name}: run {sign.run_id} on {where} is a standby: it takes over if the job's run dies")
-            for line in _wrong(found):
+            for line in _wrong(found, now):
                 say(f"{found.job_name}: {line}", color="red" if _needs_help(found) else None)
     return any(_needs_help(found) for found in states)
 
@@ -167,7 +170,7 @@ def _row(found: JobState, now: float) -> dict[str, Any]:
     return {
         "job": found.job_name,
         "state": found.state,
-        "health": _health(found),
+        "health": _health(found, now),
         "reason": found.reason,
         "run": found.run_id,
         "epoch": found.epoch,
@@ -186,11 +189,12 @@ def _row(found: JobState, now: float) -> dict[str, Any]:
     }
 
 
-def _health(found: JobState) -> str:
+def _health(found: JobState, now: float) -> str:
     """What `healthy` says in Dagster, as far as that is known without the job's configuration."""
     if _needs_help(found):
         return "needs help"
-    return "trouble" if found.damage or found.failed_checkpoints is not None or _is_late(found) else "well"
+    has_trouble = found.damage or found.failed_checkpoints is not None or _is_late(found) or _is_left(found, now)
+    return "trouble" if has_trouble else "well"
 
 
 def _lag(newest: CheckpointMetadata) -> int | None:
@@ -203,10 +207,19 @@ def _is_late(found: JobState) -> bool:
     return found.due_seconds is not None and found.due_seconds >= _LONG
 
 
-def _wrong(found: JobState) -> Iterator[str]:
+def _is_left(found: JobState, now: float) -> bool:
+    return (found.silence(now) or 0.0) >= _WITHOUT_RUN
+
+
+def _wrong(found: JobState, now: float) -> Iterator[str]:
     """What a person should know of a job, a sentence each."""
     if found.reason:
         yield found.reason
+    if _is_left(found, now):
+        yield (
+            f"no run was heard of for {_for_people(found.silence(now) or 0.0)}: unless its restart strategy waits that "
+            "long, see that the resume sensor is on and Dagster's daemon runs, or start `dagster-ckpt run` again"
+        )
     if found.has_failed:
         goes_on = "" if found.newest is None else f": it goes on from {found.newest.name}"
         yield f"mend the cause, and launch the job{goes_on}"

@@ -20,8 +20,11 @@ _LOOK = 0.1
 _LONG_ENOUGH = 60.0
 
 
-class _Enough(Exception):
-    """Ends the trial before its batch commits, so before any source is told that it may clean up."""
+class TrialIsOver(Exception):
+    """Ends the trial before its batch commits, so before any source is told that it may clean up.
+
+    Spark logs this end as an error of the query, so the name and the text say that it is none.
+    """
 
 
 def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exception | None:
@@ -37,7 +40,7 @@ def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exceptio
     def compute(batch: DataFrame, _number: int) -> None:
         batch.write.format("noop").mode("overwrite").save()
         computed.set()
-        raise _Enough
+        raise TrialIsOver("the query was tried on a copy, and its batch can be computed: nothing is wrong")
 
     try:
         with bounded(writer, available_now=True):

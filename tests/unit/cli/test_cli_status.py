@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from dagster_ckpt.checkpoint.format.facts import Source, Topic
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.cli import main, status
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
+from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -137,6 +139,33 @@ def test_what_goes_wrong_with_a_job_that_runs_is_told(tmp_path: Path) -> None:
     assert "3 checkpoints in a row failed" in shown
     assert "no space left on device" in shown
     assert "due for 15 min" in shown
+
+
+@pytest.mark.parametrize(
+    ("begin", "told"),
+    [
+        (_fresh, True),
+        (_dead, True),
+        (_interrupted, True),
+        (_restarting, True),
+        (_ended("FINISHED"), False),
+        (_ended("CANCELED"), False),
+    ],
+)
+def test_a_job_that_no_run_takes_up_is_told(
+    begin: Callable[[StoredJob], Claim], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensor may be off, or the supervisor of `dagster-ckpt run` dead: the storage tells only that nobody comes."""
+    job = StoredJob(tmp_path, "orders")
+    begin(job)
+    for minutes, is_long in ((9, False), (90, True)):
+        later = ManualClock()
+        later.advance(time.time() - later.time() + minutes * 60)
+        monkeypatch.setattr(status, "SystemClock", lambda clock=later: clock)
+        code, (row,) = _status(job)
+        assert (code, row["health"]) == (0, "trouble" if told and is_long else "well")
+        shown = " ".join(CliRunner().invoke(main, ["status", "--path", str(tmp_path)]).stdout.split())
+        assert ("orders: no run was heard of for 90 min" in shown) == (told and is_long)
 
 
 @pytest.mark.parametrize(
