@@ -155,9 +155,9 @@ def _restore(how: str, url: str, directory: str) -> dict[str, Any]:
     storage = storage_at(url)
     storage.create("connected", b"")
     catalog = CheckpointCatalog(storage, "benchmark")
-    ahead = FetchedAhead(catalog, Path(directory).parent / "working", None, "0" * 8)
+    ahead = FetchedAhead(catalog, Path(directory).parent / "working", None)
     if how == AHEAD and (newest := find_newest(catalog).metadata) is not None:
-        ahead.fetch(newest.reference, newest.epoch)
+        ahead.fetch(newest.reference)
         ahead.wait()
 
     def run() -> None:

@@ -127,7 +127,8 @@ def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
                     f"Job {job!r} has not ended within {format_duration(timeout)}, and is not asked any more.",
-                    hint="Ask again with a longer --timeout. A run under Dagster is canceled there, by Terminate.",
+                    hint=f"If run {asked.run_id} is a run of Dagster without a SparkSubmitResource, terminate it in "
+                    "Dagster. Else ask again with a longer --timeout.",
                 )
             time.sleep(_LOOK)
     except BaseException:

@@ -222,7 +222,7 @@ def _wrong(found: JobState, now: float) -> Iterator[str]:
         )
     if found.has_failed:
         goes_on = "" if found.newest is None else f": it goes on from {found.newest.name}"
-        yield f"mend the cause, and launch the job{goes_on}"
+        yield f"mend the cause, of which the error of run {found.run_id} says more, and launch the job{goes_on}"
     if found.damage:
         yield f"the newest checkpoint cannot be restored: {found.damage}"
     if found.failures and found.failures[-1].reason not in found.reason:

@@ -33,7 +33,7 @@ from dagster_ckpt.filesystem.private_directories import (
     share_start,
 )
 from dagster_ckpt.filesystem.reserve import Reserve
-from dagster_ckpt.filesystem.scratch import Scratch, scratch_directory
+from dagster_ckpt.filesystem.scratch import Scratch, remove_dead_scratch, scratch_directory
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored, crc32c_of, md5_of
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written, unheard
 from dagster_ckpt.lazy_names import lazy_names
@@ -83,6 +83,7 @@ __all__ = [
     "md5_of",
     "open_filesystem",
     "refused_write",
+    "remove_dead_scratch",
     "remove_entries",
     "scratch_directory",
     "share_start",

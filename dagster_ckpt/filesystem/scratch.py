@@ -26,7 +26,7 @@ from dagster_ckpt.filesystem.private_directories import remove_entries
 from dagster_ckpt.filesystem.values import Stopped
 from dagster_ckpt.hosts import process_table
 
-__all__ = ["MAX_SCRATCH_BYTES", "Budget", "Scratch", "scratch_directory"]
+__all__ = ["MAX_SCRATCH_BYTES", "Budget", "Scratch", "remove_dead_scratch", "scratch_directory"]
 
 #: Bytes in the temporary directory at once: a pod has little disk, and a job may have much state.
 MAX_SCRATCH_BYTES = 1 << 30
@@ -126,7 +126,7 @@ def scratch_directory(place: Path | None = None) -> Iterator[Path]:
     with ExitStack() as left:
         place.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # what is left harms nobody
-            _remove_dead(place.resolve())  # first: their disk may be full
+            remove_dead_scratch(place)  # first: their disk may be full
         directory = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=place))
         left.callback(shutil.rmtree, directory, ignore_errors=True)
         _lock(directory, left)
@@ -153,8 +153,13 @@ def _lock(directory: Path, left: ExitStack) -> None:
         unheld.rename(directory / _LOCK)
 
 
-def _remove_dead(place: Path) -> None:
-    """Remove the directories whose process is proven to be dead."""
+def remove_dead_scratch(place: Path) -> None:
+    """Remove the scratch directories in ``place`` whose process is proven to be dead.
+
+    Raises:
+        OSError: ``place`` is not a directory, or its file system is not told.
+    """
+    place = place.resolve()
     counts = _is_of_one_kernel(place)
     _remove(place, lambda directory: _is_alive(directory, free_counts=counts) is False)
 

@@ -166,15 +166,17 @@ def _after_standing_by(
         return streaming_job(asset, asset.settings.of_run(given), context, given, catalog.filesystem)
 
     waiting = StandbyRun(context, asset, catalog, SystemClock(), own_run.look, job)
-    while (takeover := waiting.wait()) is not None:
-        try:
-            return _drive(context, asset, catalog, events, report_interval, (waiting, takeover))
-        except CheckpointError as error:
-            is_beaten = isinstance(error, (Fenced, JobAlreadyRunning)) and not waiting.has_claimed
-            if not is_beaten or not waiting.waits_on(error.message):
-                waiting.leave()
-                events.ended(error, context.run.run_id, is_resumed=True)
-                raise
+    try:
+        while (takeover := waiting.wait()) is not None:
+            try:
+                return _drive(context, asset, catalog, events, report_interval, (waiting, takeover))
+            except CheckpointError as error:
+                is_beaten = isinstance(error, (Fenced, JobAlreadyRunning)) and not waiting.has_claimed
+                if not is_beaten or not waiting.waits_on(error.message):
+                    events.ended(error, context.run.run_id, is_resumed=True)
+                    raise
+    finally:
+        waiting.leave()
     return None
 
 

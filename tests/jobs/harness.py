@@ -320,7 +320,11 @@ class Photograph:
         # What Spark's maintenance still uploads in the background gets another name when it is done.
         read = bench.read_again()
         # Where no start has come to choose, only what standbys have fetched is still wanted.
-        kept = {path: data for path, data in self.trees["live"].items() if read is not None or ".fetched/" in path}
+        kept = {
+            path: data
+            for path, data in self.trees["live"].items()
+            if read is not None or "dagster-ckpt-scratch-" in path
+        }
         live = {path: data for path, data in kept.items() if ".tmp" not in path and path.startswith(read or "")}
         touched = sorted(path for path, data in live.items() if now.trees["live"].get(path) != data)
         assert not touched, touched

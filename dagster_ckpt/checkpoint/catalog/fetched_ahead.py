@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import read_files
 from dagster_ckpt.checkpoint.format import FileEntry, checkpoint_id
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.filesystem import make_working_directory
+from dagster_ckpt.filesystem import make_working_directory, scratch_directory
 from dagster_ckpt.shown_text import first_line
 
 __all__ = ["FetchedAhead"]
@@ -47,33 +47,30 @@ class FetchedAhead:
 
     Args:
         catalog: of the job.
-        working_directory: of the job on this machine; what is left here goes with the live locations of old starts.
+        working_directory: of the job on this machine; what a killed process leaves here goes with the next start or
+            standby.
         private_from: as of :func:`~dagster_ckpt.filesystem.make_working_directory`.
-        owner: names the directory, among those of other standbys: eight hexadecimal digits.
     """
 
-    def __init__(
-        self, catalog: CheckpointCatalog, working_directory: Path, private_from: Path | None, owner: str
-    ) -> None:
+    def __init__(self, catalog: CheckpointCatalog, working_directory: Path, private_from: Path | None) -> None:
         self._catalog, self._working, self._private_from = catalog, working_directory, private_from
-        self._owner = owner
         self._directory: Path | None = None
+        self._left = contextlib.ExitStack()
         self._thread: threading.Thread | None = None
         self._fetched = ""
         self._stopped = threading.Event()
 
-    def fetch(self, reference: str, epoch: int) -> None:
+    def fetch(self, reference: str) -> None:
         """Fetch a checkpoint, unless it is here, or another one is under way.
 
         Args:
             reference: ``{job id}/chk-N``, the newest that is complete.
-            epoch: of the run that the standby waits beside; the sweep of a later start deletes what is left.
         """
         under_way = self._thread is not None and self._thread.is_alive()
         if under_way or reference == self._fetched:
             return
         self._stopped.clear()
-        thread = threading.Thread(target=self._fetch, args=(reference, epoch), name="dagster-ckpt-ahead", daemon=True)
+        thread = threading.Thread(target=self._fetch, args=(reference,), name="dagster-ckpt-ahead", daemon=True)
         try:
             thread.start()
             self._thread = thread
@@ -125,12 +122,11 @@ class FetchedAhead:
     def remove(self) -> None:
         """Fetch nothing more, and delete what is here."""
         self.stop()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._left.close()
 
-    def _fetch(self, reference: str, epoch: int) -> None:
+    def _fetch(self, reference: str) -> None:
         try:
-            self._fetch_missing(reference, self._made(epoch))
+            self._fetch_missing(reference, self._made())
         except (CheckpointError, OSError) as error:
             # Nothing depends on it. The storage may be down, or the job may have replaced the checkpoint meanwhile.
             _log.info(_LATER, reference, first_line(error))
@@ -164,15 +160,13 @@ class FetchedAhead:
             _delete(incoming)
         self._fetched = reference
 
-    def _made(self, epoch: int) -> Path:
-        directory = self._working / f"{epoch:06}-{self._owner}.fetched"
-        make_working_directory(self._working, self._private_from)
-        if self._directory is not None and self._directory != directory:
-            with contextlib.suppress(FileNotFoundError):
-                self._directory.rename(directory)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        self._directory = directory
-        return directory
+    def _made(self) -> Path:
+        if self._directory is None:
+            make_working_directory(self._working, self._private_from)
+            directory = self._left.enter_context(scratch_directory(self._working)) / "files"
+            directory.mkdir()
+            self._directory = directory
+        return self._directory
 
 
 def _placed(

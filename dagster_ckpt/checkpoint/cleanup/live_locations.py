@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.format import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.config import JobStatus
-from dagster_ckpt.filesystem import FileSystem, remove_entries
+from dagster_ckpt.filesystem import FileSystem, remove_dead_scratch, remove_entries
 
 __all__ = [
     "epoch_of_start",
@@ -25,9 +25,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _LATER = "Old live locations in %s are still there, until a later start: %s"
-_FETCHED = ".fetched"
-#: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``; or that of a standby.
-_START = re.compile(rf"(\d{{6,}})-[0-9a-f]{{8}}(?:\.salvage|{re.escape(_FETCHED)})?")
+#: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``.
+_START = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
 
 
 def epoch_of_start(name: str) -> int | None:
@@ -96,17 +95,16 @@ def forget_live_locations(
         job_name: the job's stable name.
         epoch: of the start that deletes.
         choice: the epoch of the newest choice, whose live location may be salvaged; ``None`` once ``epoch`` has a
-            complete checkpoint. Until then, what standbys have fetched is kept, too: the start may use it.
+            complete checkpoint.
     """
 
     def is_useless(name: str) -> bool:
         start = epoch_of_start(name)
-        if start is None or start >= epoch:
-            return False
-        return choice is None or (start != choice and not name.endswith(_FETCHED))
+        return start is not None and start < epoch and start != choice
 
     try:
         remove_entries(working_directory, is_useless)
+        remove_dead_scratch(working_directory)
     except OSError as error:
         _log.info("Old live locations in %s are still there: %s", working_directory, error)
     if filesystem.copies is not None:

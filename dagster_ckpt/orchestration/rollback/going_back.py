@@ -122,7 +122,11 @@ class Rollback:
         """
         self._versions.check_known(code_version)
         request = RestoreRequest(to, state_partitions=state_partitions, start_sources=start_sources)
-        target = self._target(to)
+        try:
+            target = self._target(to)
+        except CheckpointNotFound:
+            self._instance.add_run_tags(self._context.run_id, {names.VERDICT_TAG: Verdict.NOT_RESTORABLE.value})
+            raise
         verdict = self._verdict(target, request)
         error = verdict.refusal(self._settings.config.mode, None if allow_loss else ())
         refused = error is not None

@@ -109,19 +109,14 @@ class StandbyRun:
             Exception: Spark did not start, or its JVM is gone.
             BaseException: the interrupt of this thread.
         """
-        try:
-            while True:
-                found = self._turn()
-                if isinstance(found, Takeover):
-                    return found
-                if found is not None:
-                    self._say(f"The standby ends: {found}.")
-                    self.leave()
-                    return None
-                time.sleep(self._pause)
-        except BaseException:
-            self.leave()
-            raise
+        while True:
+            found = self._turn()
+            if isinstance(found, Takeover):
+                return found
+            if found is not None:
+                self._say(f"The standby ends: {found}.")
+                return None
+            time.sleep(self._pause)
 
     def leave(self) -> None:
         """Take the sign and what was fetched away: this run ends."""
@@ -230,12 +225,12 @@ class StandbyRun:
             return None
         storage: CheckpointStorage = getattr(self._context.resources, self._asset.storage_key)
         directory = storage.live_directory(self._asset.name)
-        return FetchedAhead(self._catalog, directory, storage.private_from, self._run_id[:8])
+        return FetchedAhead(self._catalog, directory, storage.private_from)
 
     def _fetch_newest(self, sight: Sight) -> None:
         if self.ahead is None or sight.heartbeat is None or sight.heartbeat.completed is None:
             return
-        self.ahead.fetch(sight.heartbeat.completed.checkpoint, sight.claim.epoch)
+        self.ahead.fetch(sight.heartbeat.completed.checkpoint)
 
     def _to_session(self) -> Callable[[], Any]:
         spark, asset = getattr(self._context.resources, self._asset.spark_key), self._asset

@@ -12,6 +12,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.errors import CheckpointFileMissing, QueryMismatch
+from dagster_ckpt.filesystem import scratch_directory
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from tests.jobs.harness import OFTEN, Bench, copied, eventually, remove_tree
@@ -209,9 +210,9 @@ def test_starts_that_do_not_come_to_choose_do_not_fill_the_disk(bench: Bench, ta
         bench.refused(QueryMismatch, bench.job(query=copied), restore_from=savepoint)
         assert bench.catalog.choice() is None
     (left,) = bench.working.iterdir()
-    (bench.working / "000002-11111111.fetched").mkdir()  # what a standby has fetched may be used
-    bench.run_and_cancel(1, restore_from=savepoint)
-    assert {path.name for path in bench.working.iterdir()} == {bench.live().parent.name, "000002-11111111.fetched"}
+    with scratch_directory(bench.working) as fetched:  # what a standby has fetched may be used
+        bench.run_and_cancel(1, restore_from=savepoint)
+        assert set(bench.working.iterdir()) == {bench.live().parent, fetched}
     assert not left.exists()
     bench.assert_exact()
 

@@ -155,7 +155,10 @@ def test_it_has_fetched_the_newest_checkpoint_before_it_takes_over(spark: SparkS
             return sorted(request.name for request in asked if request.name.removeprefix("of all/") in stored)
 
         wanted = len({file.sha256 for file in newest.files if file.reference})
-        eventually("the checkpoint is fetched", lambda: len(list(bench.working.glob("**/*.fetched/*"))) == wanted)
+        eventually(
+            "the checkpoint is fetched",
+            lambda: len(list(bench.working.glob("**/dagster-ckpt-scratch-*/files/*"))) == wanted,
+        )
         before = read()
         assert {name.removeprefix("of all/") for name in before} == stored
         bench.land(1)
@@ -163,4 +166,4 @@ def test_it_has_fetched_the_newest_checkpoint_before_it_takes_over(spark: SparkS
         assert wait().success
         assert read() == before, "the start has read none of them from the bucket"
         bench.assert_exact()
-        assert list(bench.working.glob("**/*.fetched")) == []
+        assert list(bench.working.glob("**/dagster-ckpt-scratch-*")) == []

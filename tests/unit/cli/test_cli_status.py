@@ -254,10 +254,11 @@ def test_lag_and_health_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_job_that_has_failed_is_told_how_to_go_on(tmp_path: Path) -> None:
     job = StoredJob(tmp_path, "orders")
-    _ended("FAILED")(job)
+    claim = _ended("FAILED")(job)
     shown = CliRunner().invoke(main, ["status", "--path", str(tmp_path)])
     assert shown.exit_code == 5
-    assert "orders: mend the cause, and launch the job: it goes on from chk-1" in shown.stdout
+    told = " ".join(shown.stdout.split())
+    assert f"the error of run {claim.run_id} says more, and launch the job: it goes on from chk-1" in told
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])

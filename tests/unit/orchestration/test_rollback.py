@@ -509,6 +509,14 @@ def test_a_target_that_a_history_has_deleted_meanwhile_is_missed_before_the_job_
     assert not operated.job.catalog.records.pins.pinned()
 
 
+def test_a_target_that_is_not_there_is_told_as_one_that_cannot_be_restored(operated: Operated) -> None:
+    operated.series()
+    with pytest.raises(CheckpointNotFound):
+        operated.roll_back("chk-999")
+    run = operated.instance.get_runs()[0]
+    assert run.tags[names.VERDICT_TAG] == "NOT_RESTORABLE"
+
+
 def test_a_start_from_nothing_asks_for_the_end_of_the_run(operated: Operated) -> None:
     operated.runs_now()
     with pytest.raises(JobAlreadyRunning, match="a start from nothing needs an empty sink"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,6 @@ from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointFileChanged, StorageError
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
-
-OWNER = "0123abcd"
 
 
 class Distant(MemoryFileSystem):
@@ -47,17 +47,16 @@ class Bench:
         self.storage = Distant()
         self.run = Run(self.storage, Ledger(), Pins(directory / "pins")).start()
         self.catalog = CheckpointCatalog(self.storage, JOB)
-        self.ahead = FetchedAhead(self.catalog, self.working, None, OWNER)
+        self.ahead = FetchedAhead(self.catalog, self.working, None)
 
-    def fetch(self, metadata: CheckpointMetadata, epoch: int = 1) -> None:
-        self.ahead.fetch(metadata.reference, epoch)
+    def fetch(self, metadata: CheckpointMetadata) -> None:
+        self.ahead.fetch(metadata.reference)
         self.ahead.wait()
 
     @property
     def files(self) -> dict[str, Path]:
         """What lies in the directory of the standby."""
-        (directory,) = self.working.iterdir()
-        return {path.name: path for path in directory.iterdir()}
+        return {path.name: path for path in self.working.glob("*/files/*")}
 
     def asked(self) -> list[str]:
         """The data files that were read since the last call."""
@@ -201,7 +200,7 @@ def test_another_checkpoint_than_the_fetched_one_is_restored(bench: Bench) -> No
 def test_a_storage_that_is_down_harms_nobody(bench: Bench) -> None:
     metadata = bench.run.checkpoint(state(1))
     bench.storage.is_down.set()
-    bench.ahead.fetch(metadata.reference, 1)
+    bench.ahead.fetch(metadata.reference)
     bench.ahead.stop()
     bench.ahead.wait()
     bench.storage.is_down.clear()
@@ -211,19 +210,40 @@ def test_a_storage_that_is_down_harms_nobody(bench: Bench) -> None:
     assert bench.restore(metadata) == []
 
 
-def test_what_is_fetched_moves_on_with_the_epoch_and_goes_with_old_starts(bench: Bench) -> None:
+def test_what_is_fetched_outlives_the_starts_beside_it_and_goes_when_its_process_is_dead(
+    bench: Bench, tmp_path: Path
+) -> None:
     metadata = bench.run.checkpoint(state(1))
-    bench.fetch(metadata)
-    bench.asked()
-    other = bench.run.checkpoint(state(2))
-    bench.fetch(other, epoch=2)
-    assert [path.name for path in bench.working.iterdir()] == [f"000002-{OWNER}.fetched"]
-    assert len(bench.asked()) < len({file.reference for file in other.files if file.reference})
-    forget_live_locations(bench.working, bench.storage, JOB, 2)
-    assert bench.files
+    fetch = """
+import sys, time
+from pathlib import Path
+from dagster_ckpt.checkpoint.catalog import FetchedAhead
+from tests.unit.checkpoint.catalog.test_fetched_ahead import Bench
+from tests.helpers.checkpoint.driver import state
+other = Bench(Path(sys.argv[1]))
+other.ahead = FetchedAhead(other.catalog, Path(sys.argv[2]), None)
+other.fetch(other.run.checkpoint(state(1)))
+print(other.ahead.has_any, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", fetch, str(tmp_path / "other"), str(bench.working)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline().strip() == "True"
+            (of_the_other,) = bench.working.iterdir()
+            bench.fetch(metadata)
+            for epoch in (2, 3):
+                forget_live_locations(bench.working, bench.storage, JOB, epoch)
+            assert of_the_other.is_dir()
+            assert len(list(bench.working.iterdir())) == 2
+        finally:
+            other.kill()
     forget_live_locations(bench.working, bench.storage, JOB, 3)
-    assert list(bench.working.iterdir()) == []
-    assert bench.restore(other) != []
+    assert not of_the_other.exists()
+    bench.asked()
+    assert bench.restore(metadata) == []
 
 
 def test_a_disk_without_room_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.cleanup.live_locations import (
 )
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import StorageError
+from dagster_ckpt.filesystem import scratch_directory
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run
 from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem
 
@@ -97,16 +98,17 @@ def test_what_earlier_starts_have_left_is_forgotten_on_disk_and_in_the_bucket(tm
 
 
 def test_before_a_start_has_a_checkpoint_what_it_may_go_on_from_is_kept(tmp_path: Path) -> None:
-    """A salvage reads the live location of the newest choice, and the start takes what its standby has fetched."""
+    """A salvage reads the live location of the newest choice, and a start takes what its standby has fetched."""
     bucket = CopyingMemory()
     starts = [f"{epoch:06}-00000000" for epoch in range(1, 6)]
-    for name in (*starts, "000001-00000000.salvage", "000001-11111111.fetched", "notes"):
+    for name in (*starts, "000001-00000000.salvage", "notes"):
         (tmp_path / name).mkdir()
         bucket.create(f"{JOB}/taskowned/{name}/offsets/0", b"v1")
-    forget_live_locations(tmp_path, bucket, JOB, 4, 2)
-    _join()
-    kept = [starts[1], starts[3], starts[4], "notes"]
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["000001-11111111.fetched", *kept]
+    with scratch_directory(tmp_path) as fetched:
+        forget_live_locations(tmp_path, bucket, JOB, 4, 2)
+        _join()
+        kept = [starts[1], starts[3], starts[4], "notes"]
+        assert {entry.name for entry in tmp_path.iterdir()} == {fetched.name, *kept}
     assert sorted(entry.name for entry in bucket.list(f"{JOB}/taskowned")) == kept
 
 
