@@ -297,8 +297,9 @@ def _last_batch(location: CheckpointLocation, url: str) -> int:
         raise RestoreRefused(
             f"{url} has planned batch {planned} and committed batch {committed} only: Spark would go on from batch "
             f"{planned} and skip what is between them.",
-            hint="Under asynchronous progress tracking, let Spark read to the end once with "
-            "asyncProgressTrackingEnabled set to false. Else the location is damaged: put it back from a backup.",
+            hint="Under asynchronous progress tracking, start the query once more with "
+            "asyncProgressTrackingCheckpointIntervalMs set to 0, let it read to the end and stop it. Else the location "
+            "is damaged: put it back from a backup.",
         )
     return committed
 

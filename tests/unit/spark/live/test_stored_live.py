@@ -590,3 +590,16 @@ def test_what_has_a_checksum_is_read_where_the_store_tells_none(tmp_path: Path, 
         return
     second = Start(elsewhere, elsewhere, promised, tmp_path / "2").start()
     assert found_in(elsewhere, second) == first.query.needed(2)
+
+
+def test_a_gap_of_asynchronous_progress_is_closed_in_the_storage(storage: CopyingMemory, tmp_path: Path) -> None:
+    for path, text in {"offsets/1": "one", "offsets/5": "five", "commits/5": "done"}.items():
+        file = tmp_path / "start" / "checkpoint" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    live = stored_live(storage, storage.copies, JOB, "start")
+    live.prepare(tmp_path / "start")
+    live.lay_out(tmp_path / "start")
+    location = live.location()
+    assert {batch: location.text(f"offsets/{batch}") for batch in (1, 4, 5)} == {1: "one", 4: "one", 5: "five"}
+    assert location.names("offsets") == {"1", "4", "5"}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -22,6 +24,7 @@ from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRef
 from dagster_ckpt.filesystem import MemoryFileSystem
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.prepare import prepare_location
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     in_flight,
     log_finding,
@@ -34,6 +37,7 @@ from dagster_ckpt.spark.preflight.source_files import batches, rows_of, source_f
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from dagster_ckpt.spark.verdict import Verdict
 from tests.helpers.checkpoint.manifests import MANIFEST
+from tests.helpers.spark.streaming import tree
 
 _CHECKPOINT = replace(MANIFEST, job_name="tiny", checkpoint_id=3, batch=3)
 _FILE_SOURCE = {"id": "0", "offset": {"logOffset": 3}}
@@ -70,13 +74,47 @@ def test_a_log_is_fine_only_if_spark_goes_on_with_the_next_batch(
         assert gap is None
 
 
+@given(batch=st.integers(0, 5), offsets=_BATCHES, commits=_BATCHES)
+@example(batch=5, offsets=frozenset({1, 3, 5}), commits=frozenset({5}))
+@example(batch=5, offsets=frozenset({3, 6}), commits=frozenset({5}))
+def test_asynchronous_progress_is_prepared_for_a_start_without_it(
+    batch: int, offsets: frozenset[int], commits: frozenset[int]
+) -> None:
+    """No log becomes a better one by that: a gap is closed only where Spark plans nothing from it."""
+    with TemporaryDirectory() as directory:
+        location = _log(Path(directory), offsets, commits)
+        before = tree(location)
+        prepare_location(location)
+        made = {path: data for path, data in tree(location).items() if path not in before}
+        assert tree(location).items() >= before.items()
+        after = frozenset(int(path.rpartition("/")[2]) for path in tree(location) if path.startswith("offsets/"))
+        gap = log_gap(batch, after, commits, stateful=False)
+        assert gap == log_gap(batch, offsets, commits, stateful=False)
+        if gap is None:
+            assert _next_batch(after, commits, every=True) == batch + 1
+        if made:
+            newest = max(offsets)
+            assert newest == max(commits)
+            assert made == {f"offsets/{newest - 1}": before[f"offsets/{max(offsets - {newest})}"]}
+        prepare_location(location)
+        assert tree(location) == before | made
+
+
+def test_a_gap_in_the_log_of_a_query_with_state_stays_one(tmp_path: Path) -> None:
+    location = _log(tmp_path, (1, 3), (1, 3))
+    (location / "state" / "0" / "_metadata").mkdir(parents=True)
+    before = tree(location)
+    prepare_location(location)
+    assert tree(location) == before
+
+
 def test_the_gap_that_a_naive_copy_leaves_names_the_batches_that_would_be_skipped() -> None:
     gap = log_gap(5, range(10), range(6), stateful=False)
     assert gap is not None
     assert "go on from batch 9 and skip batches 6 to 8" in gap
 
 
-def _log(location: Path, offsets: range, commits: range) -> Path:
+def _log(location: Path, offsets: Collection[int], commits: Collection[int]) -> Path:
     head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
     for batch in offsets:
         (location / "offsets").mkdir(parents=True, exist_ok=True)
