@@ -322,6 +322,7 @@ def retention(
         spare=("size", "written"),
     )
     say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
+    say(f"The storage does not tell what the job is configured with: this is with --num-retained {num_retained}.")
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:
