@@ -118,25 +118,26 @@ def write_savepoint(
         Stopped: ``stop()`` became true.
         CheckpointFailure: a pinned file has changed.
         StorageError: the storage failed. In all these cases the written files are deleted again as far as the storage
-            allows, unless the outcome of the publish is unknown; without ``_metadata`` they are no savepoint.
+            allows, unless the outcome of the publish is unknown, as it is to an interrupt that comes during the
+            publish; without ``_metadata`` they are no savepoint.
     """
     directory = new_savepoint_directory(storage, job_id, new_token)
     files = DataFiles(storage, directory, storing)
     storing.begin(snapshot.size)
-    settled = False
+    is_undone = True
     try:
         metadata = describe(_store(files, snapshot, inline_threshold, stop))
-        placed = replace(metadata, location=f"{storage.url}/{directory}")
+        manifest, placed = metadata.encode(), replace(metadata, location=f"{storage.url}/{directory}")
         seal(placed)
+        is_undone = False  # from here on the outcome may be unknown, to an interrupt too: nothing is deleted on a guess
         try:
-            storage.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
-        except PublishUnknown:
-            settled = True  # nothing is deleted on a guess
+            storage.create(f"{directory}/{METADATA_FILE_NAME}", manifest)
+        except OSError as error:
+            is_undone = not isinstance(error, PublishUnknown)
             raise
-        settled = True
         return placed
     finally:
-        if not settled:
+        if is_undone:
             files.undo()
             with contextlib.suppress(OSError):
                 storage.remove_directory(directory)

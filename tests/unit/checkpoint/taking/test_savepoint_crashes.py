@@ -110,6 +110,37 @@ def test_an_unknown_outcome_deletes_nothing(memory: MemoryFileSystem, ledger: Le
     assert saved(target, replace(metadata, location=f"memory/{name}")) == state(1)
 
 
+class Interrupted(MemoryFileSystem):
+    """Ctrl-C comes while the reply to a publish is awaited, which may arrive before that or after."""
+
+    def __init__(self, *, arrives_later: bool) -> None:
+        super().__init__()
+        self._arrives_later = arrives_later
+        self.on_their_way: list[tuple[str, bytes]] = []
+
+    def create(self, path: str, data: bytes) -> None:
+        if self._arrives_later:
+            self.on_their_way.append((path, data))
+        else:
+            super().create(path, data)
+        raise KeyboardInterrupt
+
+    def arrive(self) -> None:
+        for path, data in self.on_their_way:
+            super().create(path, data)
+
+
+@pytest.mark.parametrize("arrives_later", [False, True])
+def test_an_interrupt_during_the_publish_deletes_nothing(pins: Pins, arrives_later: bool) -> None:
+    target = Interrupted(arrives_later=arrives_later)
+    with pytest.raises(KeyboardInterrupt):
+        write_savepoint(target, "a" * 32, pins.snapshot(1, state(1)), described, quiet(), inline_threshold=INLINE)
+    target.arrive()
+    (name,) = savepoints(target)
+    metadata = CheckpointMetadata.decode(target.read(f"{name}/{METADATA_FILE_NAME}"), name)
+    assert saved(target, replace(metadata, location=f"memory/{name}")) == state(1)
+
+
 def test_a_disposal_broken_off_anywhere_is_finished_by_the_same_command(crashes: Crashes) -> None:
     def fresh() -> tuple[FileSystem, dict[str, CheckpointMetadata]]:
         target, promised = crashes.fresh()
