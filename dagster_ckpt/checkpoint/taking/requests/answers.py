@@ -63,6 +63,14 @@ class Answers:
         """Whether the request has an answer that is not written yet."""
         return request.token in self._owed
 
+    def has(self, request: SavepointRequest) -> bool:
+        """Whether the request is answered on record, as it is when its asker has stopped waiting.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        return self._requests.answer_to(request.token) is not None
+
     def waits(self, request: SavepointRequest, reason: str) -> None:
         """Tell, once, that a request has to wait."""
         if request.token not in self._pending:

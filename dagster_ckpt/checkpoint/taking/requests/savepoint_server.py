@@ -199,12 +199,20 @@ class SavepointServer:
         for asked in found:
             request = asked.request
             if asked.answer is not None:
+                self._let_go_of(request)
                 self._answers.withdrawn(asked)
             elif not self._answers.owes(request):
                 if request.until < self._clock.time():
+                    self._let_go_of(request)
                     self._answers.abandoned(request)
                 else:
                     yield request
+
+    def _let_go_of(self, request: SavepointRequest) -> None:
+        """Do not begin with a savepoint that nobody waits for; one that is being written is completed, and stays."""
+        current = self._current
+        if current is not None and current.future is None and current.request.token == request.token:
+            self._current = None
 
     def _accept(self, request: SavepointRequest) -> None:
         """Begin with a request, or answer why not."""
@@ -256,15 +264,20 @@ class SavepointServer:
     def _begin(self, current: _Taking, now: float) -> None:
         try:
             batch = self._batch_to_save(current, now)
+            if batch is not None and current.request.stop:
+                self._require_wanted(current.request)
+                # The asker may have stopped waiting since the last look: then the job would end for nobody.
+                if not self._answers.has(current.request):
+                    self._stop = current.request
+                self._current = None
+                return
         except MustStop:
             raise
         except Exception as error:  # the same
             self._current = None
             self._answers.failed(current.request, error)
             return
-        if batch is not None and current.request.stop:
-            self._current, self._stop = None, current.request
-        elif batch is not None:
+        if batch is not None:
             self._take(current, batch, now)
 
     def _batch_to_save(self, current: _Taking, now: float) -> int | None:

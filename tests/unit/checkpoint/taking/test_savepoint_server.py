@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, RequestState, SavepointRequest
 from dagster_ckpt.checkpoint.format.records import encode_record
 from dagster_ckpt.checkpoint.format.snapshot import Progress
 from dagster_ckpt.checkpoint.taking import attempts
@@ -373,6 +373,52 @@ class TestStopping:
         served.pass_time(22)
         assert not served.server.stop_asked
         assert "no batch committed" in served.answer(token).error
+
+    @pytest.mark.parametrize("meanwhile", [0, 5])
+    def test_a_request_that_is_withdrawn_before_the_first_batch_commits_stops_nothing(
+        self, make: Callable[..., Served], meanwhile: float
+    ) -> None:
+        """Ctrl-C of the asker comes after the request is taken up, and just before the commit or long before it."""
+        served = make()
+        token = served.ask(stop=True)
+        served.pass_time(2)
+        assert served.requests.withdraw(token, served.job.clock.time(), "the asker was interrupted") is None
+        served.pass_time(meanwhile)
+        served.job.stream.committed, served.job.stream.planned = 0, 1
+        served.pass_time(5)
+        assert not served.server.stop_asked
+        assert served.told[-1] == (token, RequestState.ABANDONED, "the asker was interrupted")
+
+    @pytest.mark.parametrize("meanwhile", [0, 5])
+    def test_a_request_that_nobody_waits_for_when_the_first_batch_commits_stops_nothing(
+        self, make: Callable[..., Served], meanwhile: float
+    ) -> None:
+        """The asker was killed, and has withdrawn nothing."""
+        served = make(timeout=600)
+        token = served.ask(stop=True, wait=20)
+        served.pass_time(19.5)
+        assert served.requests.answer_to(token) is None
+        served.job.clock.advance(1)
+        if meanwhile:
+            served.pass_time(meanwhile)
+        served.job.stream.committed, served.job.stream.planned = 0, 1
+        served.pass_time(5)
+        assert not served.server.stop_asked
+        assert "older than its timeout" in served.answer(token).error
+
+    def test_a_withdrawn_request_makes_room_for_the_next(self, make: Callable[..., Served]) -> None:
+        served = make(interval="1 h")
+        served.job.stream.committed, served.job.stream.planned = 4, 5
+        first = served.ask(1)
+        served.pass_time(2)
+        assert served.requests.withdraw(first, served.job.clock.time(), "changed my mind") is None
+        second = served.ask(2, stop=True)
+        served.pass_time(2)
+        assert served.server.stop_asked, "it does not wait for the savepoint that nobody wants"
+        served.server.finish()
+        served.server.job_ended()
+        assert served.holds(second) == 4
+        assert len(served.completed) == 1
 
     def test_if_the_savepoint_fails_the_job_fails_over_and_who_asked_is_told(self, make: Callable[..., Served]) -> None:
         served = make()
