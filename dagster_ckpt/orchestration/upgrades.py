@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, End, restart_after, unchanged_for
+from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, End, dated, restart_after, unchanged_for
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import CheckpointConfig, UpgradeMode, duration_of
 from dagster_ckpt.errors import InvalidConfiguration
@@ -90,7 +90,8 @@ def try_to_return(facts: Facts, claim: Claim, clock: Clock) -> int | str:
     if any(run.status != "FAILURE" for run in tried):
         return "the run that was to return was canceled; launch the job to return"
     if tried:
-        decision = restart_after([run.before_its_claim for run in reversed(tried)], facts.restart, facts.job_name)
+        failures = dated([run.before_its_claim for run in reversed(tried)], facts.now)
+        decision = restart_after(failures, facts.restart, facts.job_name)
         if not decision.allowed:
             return (
                 f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; "

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint import (
     Failure,
     Sight,
     Streak,
-    in_order,
+    as_happened,
     restart_after,
     so_far,
 )
@@ -369,8 +369,9 @@ def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
 
 
 def _restart(facts: Facts, claim: Claim) -> Action:
-    failures = in_order(facts.failures)
-    tried = [run.run_id for run in _resumes(facts, claim) if run.status == "FAILURE"][:1]  # the newest
+    resumes = _resumes(facts, claim)
+    failures = as_happened(facts.failures, facts.now, claim.run_id, {run.run_id for run in resumes})
+    tried = [run.run_id for run in resumes if run.status == "FAILURE"][:1]  # the newest
     if _is_interrupted(facts, claim) and not tried:
         return _resume(facts, claim, len(failures), f"run {claim.run_id} was interrupted, which is no failure")
     if not failures:

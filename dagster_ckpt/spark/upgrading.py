@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint import (
     Claim,
     CodeVersion,
     Upgrade,
+    as_happened,
     find_newest,
     pending_upgrade,
     taken_back_since,
@@ -297,11 +298,11 @@ class Upgrading:
         timeout, began = self._versions.timeout, seconds_of(upgrade.began_at)
         if timeout is None:
             return
-        failures = self._catalog.records.failures.of(claim.series)
+        now = self._clock.time()
+        failures = as_happened(self._catalog.records.failures.of(claim.series), now, claim.run_id)
         failed: list[float] = []
         for at in sorted(item.at for item in failures if item.at >= began or item.run_id == claim.run_id):
             failed = [*failed, at] if self._goes_on_failing(failed, at, timeout) else [at]
-        now = self._clock.time()
         if failed and self._goes_on_failing(failed, now, timeout) and now - failed[0] > timeout:
             raise self._failed(f"has failed {len(failed)} times in more than {_told(timeout)}, without a checkpoint")
 

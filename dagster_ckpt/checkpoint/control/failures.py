@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
@@ -47,8 +47,10 @@ __all__ = [
     "Failure",
     "FailureLog",
     "Streak",
+    "as_happened",
     "belongs_to_another",
     "beyond_restart",
+    "dated",
     "in_order",
     "is_outage",
     "restart_after",
@@ -108,8 +110,42 @@ class Failure:
 
 
 def in_order(failures: Iterable[Failure]) -> list[Failure]:
-    """The failures, oldest first."""
+    """The failures by their times."""
     return sorted(failures, key=lambda failure: (failure.at, failure.run_id, failure.sequence))
+
+
+def as_happened(failures: Iterable[Failure], now: float, run_id: str, after: Container[str] = ()) -> list[Failure]:
+    """The failures of a series, oldest first, whatever the clocks of their hosts have said.
+
+    Args:
+        failures: in any order.
+        now: seconds since 1970.
+        run_id: the run that has claimed the job last: the runs before it failed before it did.
+        after: the runs that were to go on from that run.
+    """
+
+    def place(failure: Failure) -> tuple[int, int]:
+        if failure.run_id == run_id:
+            return 1, failure.sequence
+        return (2 if failure.run_id in after else 0), 0
+
+    return dated(sorted(in_order(failures), key=place), now)
+
+
+def dated(failures: Sequence[Failure], now: float) -> list[Failure]:
+    """The failures, with no time that is still to come, unless it is the last one's.
+
+    A host may boot with a clock that is ahead. Its failure would count as the latest until that time had come, and no
+    limit of a restart strategy would be reached. Nobody knows when it happened: it counts as the first.
+
+    Args:
+        failures: of one series, the last of which happened last.
+        now: seconds since 1970.
+    """
+    limit = max(now, failures[-1].at) if failures else now
+    past = [failure for failure in failures if failure.at <= limit]
+    first = min((failure.at for failure in past), default=now)
+    return [replace(failure, at=first) for failure in failures if failure.at > limit] + past
 
 
 class FailureLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak, belongs_to_another
+from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak, belongs_to_another, dated
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
@@ -66,7 +66,7 @@ class FailedStarts:
         with contextlib.suppress(OSError, CorruptCheckpoint):
             self._failures.record(series, failure)
             before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
-        return [*before, *self._history]
+        return dated([*before, *self._history], self._clock.time())
 
     def poison(self, found: Streak, prepared: Prepared | None) -> PoisonBatch:
         """The error that ends the job because of one batch."""

@@ -808,6 +808,24 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
     assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
 
 
+def test_a_batch_that_kills_each_driver_is_poison_though_one_clock_was_ahead() -> None:
+    """The host of the first run had booted with a clock two days ahead, and its failure is another one."""
+    deaths = [replace(died(run_id=name, at=NOW - 100 + at), batch=7) for at, name in enumerate(("a", "b", "holder"))]
+    ahead = not_built("no such table", at=NOW + 2 * 86_400, run_id="ahead")
+    found = facts(holder=run(), failures=[*deaths, ahead], poison_batch_attempts=3, restart=ExponentialDelayRestart())
+    action = decide(found)
+    assert isinstance(action, EndJob)
+    assert action.poison == Streak(7, 3, "run holder died")
+
+
+def test_a_query_that_is_not_built_twice_is_given_up_though_one_clock_was_ahead() -> None:
+    twice = [not_built("no such table", at=NOW - 100 + number, run_id=f"run-{number}") for number in range(2)]
+    ahead = died(at=NOW + 2 * 86_400, run_id="ahead")
+    action = decide(facts(claim=replace(CLAIM, run_id="run-1"), end="FAILING", failures=[ahead, *twice]))
+    assert isinstance(action, EndJob)
+    assert "twice in a row the query was not built" in action.reason
+
+
 #: The run that attended the driver last is soon none of the newest runs any more, and nobody knows the holder's run.
 _TOLD_BY_OTHERS = facts(
     end="FINISHED",

@@ -55,6 +55,7 @@ _GREEN = {version: _FUNCTIONS[version] for version in "23"}
         (1, [0, 300, _DAY], _DAY + 1, False),  # the version had no input for a day
         (1, [0], _DAY, False),
         (900, [0, 905], 906, True),  # only its restart waited for longer
+        (1, [2 * _DAY, 5, 300, 605], 606, True),  # its host had booted with a clock that was ahead
     ],
 )
 def test_a_version_that_fails_again_and_again_is_refused(

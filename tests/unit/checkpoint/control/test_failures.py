@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, restart_after
-from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, as_happened, dated, restart_after
+from dagster_ckpt.config.restart import ExponentialDelayRestart, FailureRateRestart, FixedDelayRestart, RestartStrategy
 from tests.helpers.checkpoint.driver import JOB
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -87,3 +88,49 @@ def test_the_failure_that_happened_last_decides_whatever_the_clocks_say() -> Non
     assert restart_after([last, of_a_clock_ahead], FixedDelayRestart(9), JOB).at == 4601, (
         "the delay begins with the later"
     )
+
+
+#: Of a host that has booted with a clock two days ahead.
+AHEAD = Failure("run-ahead", 1, 1e6 + 2 * 86_400, 7, "sorted in vain", kind="QueryFailed")
+_RATE = FailureRateRestart(3, timedelta(minutes=10), timedelta(seconds=1))
+_GROWING = ExponentialDelayRestart(attempts_before_reset_backoff=5)
+
+
+@pytest.mark.parametrize("ahead", [(), (AHEAD,)], ids=["right", "ahead"])
+@pytest.mark.parametrize(("strategy", "restarts"), [(_RATE, 3), (_GROWING, 5)], ids=["rate", "exponential"])
+def test_a_clock_that_was_ahead_once_switches_no_limit_off(
+    strategy: RestartStrategy, restarts: int, ahead: tuple[Failure, ...]
+) -> None:
+    """Each restart is a run of its own, or a start within one run."""
+    for within_run in (False, True):
+        failures = list(ahead)
+        for number in range(100):
+            at = 1e6 + 100 * number
+            last = replace(AHEAD, run_id="run" if within_run else f"run-{number}", sequence=number + 1, at=at)
+            failures.append(last)
+            told = dated(failures, at) if within_run else as_happened(reversed(failures), at, last.run_id)
+            if not restart_after(told, strategy, JOB).allowed:
+                break
+        assert number in {restarts, restarts - len(ahead)}
+
+
+def test_failures_are_told_as_they_happened() -> None:
+    """Whatever the clocks of their hosts said, and whoever set one right while the run went on."""
+    before = [replace(FIRST, run_id=f"run-{number}", at=at) for number, at in enumerate((80.0, 90.0))]
+    own = [
+        replace(FIRST, sequence=1, at=5e6),
+        replace(FIRST, sequence=2, at=85.0),
+        replace(FIRST, sequence=DIED, at=99.0),
+    ]
+    after = [replace(FIRST, run_id="run-z", at=98.0)]
+    ahead = replace(FIRST, run_id="run-y", at=4e6)
+    told = as_happened([*own, ahead, *after, *before], 100.0, FIRST.run_id, {"run-z"})
+    assert told == [replace(ahead, at=80.0), replace(own[0], at=80.0), *before, *own[1:], *after]
+
+
+def test_the_time_of_the_last_failure_is_believed() -> None:
+    """Where a host is ahead all the time, its failures are as far apart as their times say."""
+    failures = [replace(FIRST, sequence=number, at=5000.0 + number) for number in range(3)]
+    assert as_happened(failures, 100.0, FIRST.run_id) == failures
+    assert dated(failures, 100.0) == failures
+    assert dated([], 100.0) == []

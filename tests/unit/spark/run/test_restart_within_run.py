@@ -12,10 +12,11 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
-from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.config.restart import FailureRateRestart, FixedDelayRestart, RestartStrategy
 from dagster_ckpt.errors import Fenced, JavaNotFound, SparkNotStarted, StorageError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.spark.events import Event, Restarting
@@ -40,6 +41,7 @@ class Restarted:
         meanwhile: called at each restart, while the run waits.
         filesystem: as the run sees the storage.
         restarts: how often the run may restart.
+        restart: the strategy, if it is not to count the restarts only.
         errors: why the run has restarted.
     """
 
@@ -48,6 +50,7 @@ class Restarted:
     meanwhile: Callable[[], object] = list
     filesystem: FileSystem = field(init=False)
     restarts: int = 2
+    restart: RestartStrategy | None = None
     errors: list[str] = field(default_factory=list)
     made: StreamingRun | None = None
 
@@ -83,7 +86,7 @@ class Restarted:
             query=lambda _: pytest.fail("there is no session"),
             session=self.session,  # type: ignore[arg-type]
             config=CheckpointConfig(),
-            restart=FixedDelayRestart(self.restarts, timedelta(milliseconds=1)),
+            restart=self.restart or FixedDelayRestart(self.restarts, timedelta(milliseconds=1)),
             filesystem=self.filesystem,
             working_directory=self.root / "live",
             deployment="tests",
@@ -112,6 +115,23 @@ def test_each_restart_claims_the_next_epoch(restarted: Restarted) -> None:
     claims = [claim for claim in restarted.claims() if claim is not None]
     assert [(claim.epoch, claim.series) for claim in claims] == [(1, 1), (2, 1), (3, 1)]
     assert len({claim.run_id for claim in claims}) == 1
+
+
+def test_a_clock_that_was_ahead_once_switches_no_limit_off(restarted: Restarted) -> None:
+    """The run before failed on a host that had booted with a clock two days ahead."""
+
+    def count() -> None:
+        if len(restarted.errors) == 1:
+            ahead = Failure("run-ahead", 1, SystemClock().time() + 2 * 86_400, None, "it failed")
+            restarted.catalog.records.failures.record(1, ahead)
+        if len(restarted.errors) > 9:
+            restarted.cancel()
+
+    restarted.restart = FailureRateRestart(4, timedelta(hours=1), timedelta(milliseconds=1))
+    restarted.meanwhile = count
+    with pytest.raises(SparkNotStarted):
+        restarted.run()
+    assert len(restarted.errors) == 3, "with that of the run before, the fifth failure within an hour is one too many"
 
 
 def test_a_run_that_was_overtaken_while_it_waited_does_not_take_the_job_back(restarted: Restarted) -> None:
