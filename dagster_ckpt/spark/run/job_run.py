@@ -40,7 +40,7 @@ from dagster_ckpt.errors import (
     QueryNotBuilt,
     RestoreRefused,
 )
-from dagster_ckpt.filesystem import local_failure
+from dagster_ckpt.filesystem import Stopped, local_failure
 from dagster_ckpt.spark.claims import Claims
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
@@ -155,7 +155,8 @@ class StreamingRun:
     def run(self) -> RunResult:
         """Drive the job to its end.
 
-        A run that was interrupted returns as if it was canceled.
+        A run that was interrupted returns as if it was canceled. A run that is to end before it has taken the job over
+        records nothing: the job is as it was.
 
         Raises:
             JobAlreadyRunning: another run of the job is alive.
@@ -165,7 +166,10 @@ class StreamingRun:
         self._tracer.begin("claim")
         self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         try:
-            claim = self._claims.take_over(self._state.request, self._cancel.wait)
+            claim = self._claims.take_over(self._state.request, self._wait)
+        except Stopped:
+            _log.info("The run of job %r ends before it has taken the job over", self._job.name)
+            return RunResult(JobStatus.CANCELED, None)
         except Exception as error:
             self._failures.record_before_claim(self._claims.series, error)
             raise
@@ -199,6 +203,11 @@ class StreamingRun:
         finally:
             # A run that fails while it is interrupted has failed.
             heart.stop(interrupted=returned and self._is_interrupted)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait before the first claim; raises :class:`Stopped` if the run is to end: it has not changed the job yet."""
+        if self._cancel.wait(seconds):
+            raise Stopped
 
     def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
         """Make one start of the query; ``None`` when the start failed and the next one is due."""

@@ -13,6 +13,9 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
@@ -29,6 +32,18 @@ from tests.helpers.mounts import fill, mounted
 
 def no_spark() -> object:
     raise SparkNotStarted("there is no Spark here")
+
+
+#: The holder of a job that has died on another host: whoever takes the job over watches its beat for three seconds.
+ELSEWHERE = Heartbeat(
+    7,
+    "a" * 32,
+    (ProcessIdentity("elsewhere/boot", 4242, 1.0, 5),),
+    7,
+    SystemClock().time(),
+    uptime=1.0,
+    lease=Lease(1.0, 3.0),
+)
 
 
 @dataclass
@@ -132,6 +147,38 @@ def test_a_clock_that_was_ahead_once_switches_no_limit_off(restarted: Restarted)
     with pytest.raises(SparkNotStarted):
         restarted.run()
     assert len(restarted.errors) == 3, "with that of the run before, the fifth failure within an hour is one too many"
+
+
+def test_a_run_that_is_canceled_while_it_watches_a_lease_claims_nothing(restarted: Restarted) -> None:
+    """And it asks the storage no more: it did so as often as the storage answered."""
+    restarted.catalog.records.heartbeat.write(ELSEWHERE)
+    looks: list[str] = []
+
+    def look(operation: Operation) -> Action | None:
+        if operation.name.startswith("read") and operation.path.endswith("heartbeat"):
+            looks.append(operation.name)
+            if len(looks) == 2:
+                restarted.cancel()
+        return None
+
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, look)
+    result = restarted.run()
+    assert (result.status, result.newest) == (JobStatus.CANCELED, None)
+    assert len(looks) == 2
+    assert restarted.claims() == []
+
+
+def test_a_run_that_is_canceled_before_its_claim_claims_nothing(restarted: Restarted) -> None:
+    """Where nobody holds the job, and nothing is waited for."""
+
+    def cancel(operation: Operation) -> Action | None:
+        if operation.name.startswith("read") and operation.path.endswith("heartbeat"):
+            restarted.cancel()
+        return None
+
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, cancel)
+    assert restarted.run().status is JobStatus.CANCELED
+    assert restarted.claims() == []
 
 
 def test_a_run_that_was_overtaken_while_it_waited_does_not_take_the_job_back(restarted: Restarted) -> None:
