@@ -17,7 +17,7 @@ from dagster_ckpt.datastream.kryo import check_kryo
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import SparkSessionResource
-from dagster_ckpt.spark import StreamingJob, has_watermark, plan_nodes, streaming_session
+from dagster_ckpt.spark import StreamingJob, has_let_go, has_watermark, plan_nodes, streaming_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +33,9 @@ _OWN_TRIGGER = -1
 class SharedSpark:
     """The Spark session of all queries of an environment: the session of this process, or a new local session.
 
+    A local session whose JVM is lost is replaced by another one. A session that the program has made is not: nobody
+    here knows how it was made.
+
     Args:
         chosen: threads of a local Spark, if the user chose them.
         threads: threads of a local Spark.
@@ -45,16 +48,22 @@ class SharedSpark:
         self._kryo = kryo
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
+        self._is_local = False
 
     def session(self, app_name: str, launch_conf: Mapping[str, str]) -> SparkSession:
-        """Start Spark, or join the session of this process; each call returns the same session.
+        """Start Spark, or join the session of this process; each call returns the same session while its JVM runs.
 
         Raises:
             JavaNotFound: no usable Java.
             InvalidConfiguration: Spark already runs without the required ``kryo`` settings.
         """
+        from pyspark import SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
+
         with self._lock:
+            if self._session is not None and self._is_local and has_let_go(self._session) is not None:
+                self._session = None
             if self._session is None:
+                self._is_local = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way
                 resource = SparkSessionResource(master=self._master)
                 spark = resource.session(app_name, {**launch_conf, **self._kryo})
                 check_kryo(spark, self._kryo)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         describe,
     )
     from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob, Versions
-    from dagster_ckpt.spark.jvm import live_below_jvm, make_class_archive
+    from dagster_ckpt.spark.jvm import has_let_go, live_below_jvm, make_class_archive
     from dagster_ckpt.spark.kafka import with_kafka_headers
     from dagster_ckpt.spark.live import recorded_live
     from dagster_ckpt.spark.plain import export_checkpoint
@@ -130,6 +130,7 @@ __all__ = [
     "find_common",
     "fingerprint",
     "freshness_of",
+    "has_let_go",
     "has_watermark",
     "keep_standby",
     "launch_early",

@@ -6,6 +6,7 @@ from dagster_ckpt.spark.jvm.launching import launched_for_a_short_start, launche
 from dagster_ckpt.spark.jvm.local_files import IN_THIS_PROCESS, load_local_files, local_files_conf
 from dagster_ckpt.spark.jvm.lost_jvm import (
     as_loss,
+    has_let_go,
     is_gone,
     let_go_of_lost_jvm,
     live_below_jvm,
@@ -18,6 +19,7 @@ from dagster_ckpt.spark.jvm.lost_jvm import (
 __all__ = [
     "IN_THIS_PROCESS",
     "as_loss",
+    "has_let_go",
     "is_gone",
     "java_and_spark",
     "launched_for_a_short_start",

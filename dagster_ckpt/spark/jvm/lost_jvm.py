@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_loss",
+    "has_let_go",
     "is_gone",
     "let_go_of_lost_jvm",
     "live_below_jvm",
@@ -89,10 +90,9 @@ def loss_of(spark: SparkSession, *, after: Exception | None = None) -> str | Non
         spark: any session of the JVM.
         after: the error that raised the question. A JVM that shuts down refuses connections before it is gone.
     """
-    client: Any = spark._jsparkSession._gateway_client  # noqa: SLF001 - PySpark names it nowhere else
-    if (ended := getattr(client, _ENDED, None)) is not None:
-        return str(ended)
-    process = _process(client)
+    if (ended := has_let_go(spark)) is not None:
+        return ended
+    process = _process(spark._jsparkSession._gateway_client)  # noqa: SLF001
     if process is None and not _above:
         return None
     if process is not None and is_gone(process, after):
@@ -152,14 +152,20 @@ def let_go_of_lost_jvm() -> None:
         _forget_functions()
 
 
+def has_let_go(spark: SparkSession) -> str | None:
+    """How the JVM of a session ended, if :func:`let_go_of_lost_jvm` has cleared PySpark of it; else ``None``."""
+    client: Any = spark._jsparkSession._gateway_client  # noqa: SLF001 - PySpark names it nowhere else
+    ended: str | None = getattr(client, _ENDED, None)
+    return ended
+
+
 def refuse_lost(spark: SparkSession, job_name: str) -> None:
     """Refuse a session of a lost JVM.
 
     Raises:
         DriverLost: only a new process can go on.
     """
-    client: Any = spark._jsparkSession._gateway_client  # noqa: SLF001
-    if (ended := getattr(client, _ENDED, None)) is not None:
+    if (ended := has_let_go(spark)) is not None:
         raise _only_new_process(f"The Spark session of job {job_name!r} {_HELD}: {ended}.")
 
 
