@@ -181,9 +181,9 @@ class StreamingRun:
             worker=self._worker,
             lease=Lease.of(self._job.config),
         )
-        heart.start()
         returned = False
         try:
+            heart.start()
             while True:
                 result = self._start(claim, heart)
                 while result is None:

@@ -81,9 +81,9 @@ def supervise_all(
     inbox = _Inbox(on_event)
     runs: list[tuple[StreamingRun, Future[RunResult]]] = [(start(inbox.put), Future()) for start in starts]
     outcomes = [outcome for _, outcome in runs]
-    for run, outcome in runs:
-        threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True).start()
     try:
+        for run, outcome in runs:
+            _begin(run, outcome)
         while not all(outcome.done() for outcome in outcomes):
             inbox.wait(_TURN)
             inbox.handle()
@@ -97,7 +97,8 @@ def supervise_all(
             else:
                 run.interrupt()
         for outcome in outcomes:
-            _wait(outcome, _GRACE if canceled else _GRACE_OF_INTERRUPTED)
+            if not outcome.cancel():  # else its run has not begun, and never will
+                _wait(outcome, _GRACE if canceled else _GRACE_OF_INTERRUPTED)
         inbox.handle()
         raise
     return outcomes
@@ -169,7 +170,17 @@ def _asked(is_cancellation: Callable[[], bool]) -> bool:
         return False
 
 
+def _begin(run: StreamingRun, outcome: Future[RunResult]) -> None:
+    thread = threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the host has no room for another thread: the runs that have begun go on
+        outcome.set_exception(error)
+
+
 def _drive(run: StreamingRun, outcome: Future[RunResult]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
     try:
         outcome.set_result(run.run())
     except BaseException as error:

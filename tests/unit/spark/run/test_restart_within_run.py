@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -179,6 +180,28 @@ def test_a_run_that_is_canceled_before_its_claim_claims_nothing(restarted: Resta
     restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, cancel)
     assert restarted.run().status is JobStatus.CANCELED
     assert restarted.claims() == []
+
+
+def test_a_run_whose_heart_cannot_start_leaves_the_job_to_the_next(
+    restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has no room for its thread; the next run may be one of the same process."""
+    start = threading.Thread.start
+
+    def full(thread: threading.Thread) -> None:
+        if thread.name == "dagster-ckpt-heart":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        restarted.run()
+    monkeypatch.undo()
+    with pytest.raises(SparkNotStarted):
+        restarted.run()
+    heartbeat = restarted.catalog.records.heartbeat.read()
+    assert heartbeat is not None
+    assert heartbeat.stopped
 
 
 def test_a_run_that_was_overtaken_while_it_waited_does_not_take_the_job_back(restarted: Restarted) -> None:
