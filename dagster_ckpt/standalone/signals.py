@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 __all__ = ["ToldToEnd", "told_to_end"]
@@ -16,21 +17,32 @@ class ToldToEnd(SystemExit):
 
 
 class _Once:
-    """Raises for the first signal alone: the next ones must not disturb what the first one has begun."""
+    """Raises for the first signal alone: the next ones must not disturb what the first one has begun.
+
+    What was raised may be swallowed, by a finalizer or a bare ``except:`` of imported code. Nothing holds it any more
+    then, and the next signal raises again.
+    """
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._raised: Callable[[], ToldToEnd | None] = lambda: None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if not self._is_told:
-            self._is_told = True
-            raise ToldToEnd(128 + number)
+        if self._raised() is not None:
+            return
+        told = ToldToEnd(128 + number)
+        self._raised = weakref.ref(told)
+        try:
+            raise told
+        finally:
+            del told  # its traceback holds this frame, which would hold it
 
 
 @contextlib.contextmanager
 def told_to_end(*others: signal.Signals) -> Iterator[None]:
     """Within it the first SIGTERM or SIGHUP raises :class:`ToldToEnd` on the main thread; the next ones do nothing.
+
+    Where code in between has swallowed the exception, the next signal raises another one.
 
     Without it they would end the process at once, and the death of a run counts as a failure. A signal that the program
     handles or ignores itself is left to the program.
