@@ -44,6 +44,9 @@ _BEGIN = "begin"
 _VERSION = 2
 #: Most batches that the name of one file may claim: ten times a day of ten batches a second without a checkpoint.
 _MOST_BATCHES = 10_000_000
+#: After so many plans, or so many characters of them, a writer packs without a checkpoint: a job may never take one.
+_MOST_UNPACKED = 1_000
+_LONGEST_UNPACKED = 16 << 20
 _HINT = "Put the file back from a backup; or launch with replay_to: none, and later batches get new boundaries."
 
 
@@ -275,8 +278,10 @@ class PlanArchiveWriter:
         self._archive = PlanArchive(filesystem, job_name, job_id)
         self._directory = self._archive.of_epoch(epoch)
         self._check_owner = check_owner
+        #: The files that are not packed yet, their plans, and how many characters the plans have.
         self._loose: list[str] = []
         self._unpacked: list[PlannedBatch] = []
+        self._length = 0
 
     def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch], restored: str = "") -> None:
         """Record how the epoch begins, from which checkpoint if from one, and the batch plans that it takes over.
@@ -299,11 +304,14 @@ class PlanArchiveWriter:
         if not plans:
             return
         self._check_owner()
+        if len(self._unpacked) >= _MOST_UNPACKED or self._length >= _LONGEST_UNPACKED:
+            self._pack()
         self._loose.append(self._write(plans))
         self._unpacked += plans
+        self._length += sum(len(text) for plan in plans for text in plan.files.values())
 
     def pack(self, retained: Sequence[CheckpointMetadata]) -> None:
-        """Pack the batch plans appended since the last call into one file, and delete those nobody needs any more.
+        """Pack the loose batch plans into one file, and delete the plans that nobody needs any more.
 
         Needed are the batch plans after the oldest checkpoint in ``retained``; without one, all of them.
 
@@ -312,12 +320,7 @@ class PlanArchiveWriter:
             StorageError: the storage failed; all needed batch plans are still there.
         """
         self._check_owner()
-        loose, self._loose = self._loose, []
-        plans, self._unpacked = self._unpacked, []
-        if len(loose) > 1:
-            self._write(plans)
-            for name in loose:
-                self._filesystem.remove(f"{self._directory}/{name}")
+        self._pack()
         if not retained:
             return
         self._archive.forget(before=min(metadata.epoch for metadata in retained))
@@ -326,6 +329,15 @@ class PlanArchiveWriter:
             match = _SEGMENT.fullmatch(entry.name)
             if match is not None and int(match[2]) <= oldest:
                 self._filesystem.remove(f"{self._directory}/{entry.name}")
+
+    def _pack(self) -> None:
+        """Replace the loose files by one file. If the storage does not take that file, the next call tries again."""
+        packed = self._loose if len(self._loose) > 1 else []
+        if packed:
+            self._write(self._unpacked)
+        self._loose, self._unpacked, self._length = [], [], 0
+        for name in packed:
+            self._filesystem.remove(f"{self._directory}/{name}")
 
     def _write(self, plans: Sequence[PlannedBatch]) -> str:
         name = f"{plans[0].batch:012}-{plans[-1].batch:012}-{uuid.uuid4().hex[:8]}"

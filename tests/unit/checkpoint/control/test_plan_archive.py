@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.errors import CorruptCheckpoint, CorruptRecord
+from dagster_ckpt.errors import CorruptCheckpoint, CorruptRecord, StorageError
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -216,6 +216,64 @@ def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> 
             read += 1
         storage.files[path] = sound
     assert read > 1000
+
+
+def first_epoch(storage: MemoryFileSystem) -> tuple[PlanArchive, PlanArchiveWriter]:
+    writer = PlanArchiveWriter(storage, JOB, JOB_ID, 1, lambda: None)
+    writer.begin(-1, None, [])
+    return PlanArchive(storage, JOB, JOB_ID), writer
+
+
+def plans_of(archive: PlanArchive, storage: MemoryFileSystem) -> list[str]:
+    return [path for path in storage.files if path.startswith(archive.of_epoch(1)) and not path.endswith("/begin")]
+
+
+def test_a_job_that_never_takes_a_checkpoint_packs_its_plans() -> None:
+    """With ``interval=None`` nothing completes, and the job goes on for years."""
+    storage = MemoryFileSystem()
+    archive, writer = first_epoch(storage)
+    plans = [PlannedBatch(batch, {f"offsets/{batch}": f"v1\n{batch}"}) for batch in range(3_500)]
+    most = 0
+    for plan in plans:
+        writer.append([plan])
+        most = max(most, len(plans_of(archive, storage)))
+    assert most <= 1_003
+    assert len(plans_of(archive, storage)) == 503
+    assert archive.newest_after(-1) == plans
+    writer.pack([])
+    assert len(plans_of(archive, storage)) == 4
+    assert archive.newest_after(-1) == plans
+
+
+def test_long_plans_are_packed_sooner() -> None:
+    """A plan of a source of files names each of its files, and the plans that are not packed are in memory."""
+    storage = MemoryFileSystem()
+    archive, writer = first_epoch(storage)
+    plans = [PlannedBatch(batch, {f"offsets/{batch}": "v1", f"sources/0/{batch}": "x" * 2**22}) for batch in range(10)]
+    for plan in plans:
+        writer.append([plan])
+    assert len(plans_of(archive, storage)) == 4
+    assert archive.newest_after(-1) == plans
+
+
+def test_a_storage_that_does_not_take_the_packed_file_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryFileSystem()
+    archive, writer = first_epoch(storage)
+    plans = [PlannedBatch(batch, {f"offsets/{batch}": "v1"}) for batch in range(1_001)]
+    for plan in plans[:-1]:
+        writer.append([plan])
+
+    def refuse(path: str, _: bytes) -> None:
+        raise StorageError(f"{path} is not taken.")
+
+    with monkeypatch.context() as away:
+        away.setattr(storage, "create", refuse)
+        with pytest.raises(StorageError):
+            writer.append(plans[-1:])
+    assert len(plans_of(archive, storage)) == 1_000
+    writer.append(plans[-1:])
+    assert len(plans_of(archive, storage)) == 2
+    assert archive.newest_after(-1) == plans
 
 
 def old_form(data: bytes) -> bytes:
