@@ -8,7 +8,22 @@ from typing import Protocol
 
 from dagster_ckpt.errors import CorruptRecord
 
-__all__ = ["Clock", "Pause", "SystemClock", "iso", "milliseconds", "seconds_of", "slept"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Clock",
+    "Pause",
+    "SystemClock",
+    "iso",
+    "milliseconds",
+    "seconds_of",
+    "slept",
+    "told_ms",
+]
+
+#: Seconds since 1970: these moments have a date in every time zone, from the year 1 to the year 9999.
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class Clock(Protocol):
@@ -73,8 +88,18 @@ class Pause:
 
 
 def iso(seconds: float) -> str:
-    """ISO 8601 in UTC with milliseconds."""
+    """ISO 8601 in UTC with milliseconds.
+
+    Args:
+        seconds: since 1970, from :data:`EARLIEST` to :data:`LATEST`.
+    """
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def told_ms(milliseconds: float) -> str:
+    """A moment of Spark's, which may be of any year: ISO 8601, and the bare milliseconds where there is no date."""
+    # The division of a great integer overflows, too.
+    return iso(milliseconds / 1000) if EARLIEST * 1000 <= milliseconds <= LATEST * 1000 else f"{milliseconds} ms"
 
 
 def milliseconds(seconds: float) -> float:
@@ -86,12 +111,14 @@ def seconds_of(text: str) -> float:
     """Seconds since 1970 of a time that :func:`iso` wrote.
 
     Raises:
-        CorruptRecord: ``text`` is not a time.
+        CorruptRecord: ``text`` is not a time that :func:`iso` can write.
     """
     try:
-        return datetime.fromisoformat(text).timestamp()
+        seconds = datetime.fromisoformat(text).timestamp()
+        iso(seconds)
     except (ValueError, OverflowError) as error:
         raise CorruptRecord(
             f"A record of the job says {text[:80]!r} where a time must be.",
             hint="Something else has changed the records of the job's epochs: put them back from a backup.",
         ) from error
+    return seconds

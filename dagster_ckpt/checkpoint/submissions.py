@@ -21,8 +21,8 @@ from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
     Count,
     Epoch,
+    Moment,
     RunId,
-    Seconds,
     Text,
     corrupt,
     encode_record,
@@ -56,7 +56,7 @@ class Submission:
     after: Count
     series: Epoch | None
     op_config: Text
-    submitted_at: Seconds
+    submitted_at: Moment
     number: Count = 0
 
 

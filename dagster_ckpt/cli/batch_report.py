@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 
 from dagster_ckpt.checkpoint import (
@@ -21,6 +20,7 @@ from dagster_ckpt.checkpoint import (
     find_newest,
     line_of_descent,
 )
+from dagster_ckpt.clock import iso, told_ms
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import unescaped
@@ -104,8 +104,7 @@ class BatchReport:
                 yield f"  {size:>14}  {file.path}"
         yield f"failed {counted(len(self.failures), 'time')}"
         for failure in self.failures[-1:]:
-            at = datetime.fromtimestamp(failure.at, UTC).isoformat(timespec="seconds")
-            yield f"  last at {at} in run {failure.run_id}: {failure.reason}"
+            yield f"  last at {iso(failure.at)} in run {failure.run_id}: {failure.reason}"
 
 
 def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
@@ -142,8 +141,8 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
         job=catalog.job_name,
         job_id=chosen[1].job_id,
         batch=number,
-        planned_at=_iso(offsets.timestamp_ms),
-        watermark=_iso(offsets.watermark_ms) if offsets.watermark_ms else None,
+        planned_at=told_ms(offsets.timestamp_ms),
+        watermark=told_ms(offsets.watermark_ms) if offsets.watermark_ms else None,
         plan=digest,
         committed=True if covered is not None else plans.committed(number),
         checkpoint=None if covered is None else covered.reference,
@@ -253,7 +252,3 @@ def _ranges(batches: Sequence[int]) -> str:
     firsts = [batches[0], *(after for _, after in breaks)]
     lasts = [*(before for before, _ in breaks), batches[-1]]
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(firsts, lasts, strict=True))
-
-
-def _iso(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.clock import iso
+from dagster_ckpt.clock import told_ms
 from dagster_ckpt.filesystem import unheard
 from dagster_ckpt.shown_text import in_one_line
 
@@ -75,10 +75,7 @@ def for_people(name: str, value: object) -> str:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name.endswith(_TIMES) or ("_ms" in name and value >= _YEAR_1973_MS):
-            try:
-                return iso(value / 1000)
-            except (ValueError, OverflowError, OSError):  # before the year 1, or after 9999
-                return f"{value} ms"
+            return told_ms(value)
         if "_ms" in name:
             return measured_duration(value)
         if isinstance(value, int) and name.endswith("bytes"):

@@ -20,8 +20,8 @@ from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
     Batch,
     Line,
+    Moment,
     RunId,
-    Seconds,
     Text,
     encode_record,
     is_record,
@@ -101,7 +101,7 @@ class Failure:
 
     run_id: RunId
     sequence: int
-    at: Seconds
+    at: Moment
     batch: Batch | None
     reason: Text
     recoverable: bool = True

@@ -36,6 +36,7 @@ from dagster_ckpt.checkpoint.format import (
     Count,
     Epoch,
     Line,
+    Moment,
     RunId,
     SavepointName,
     Seconds,
@@ -85,8 +86,8 @@ class SavepointRequest:
     token: Token
     target: Line | None
     stop: bool
-    asked_at: Seconds
-    until: Seconds
+    asked_at: Moment
+    until: Moment
     name: SavepointName | None = None
     note: Line = ""
     series: SavepointName | None = None
@@ -160,7 +161,7 @@ class Answer:
         withdrawn: the asker has stopped waiting; ``error`` says why.
     """
 
-    answered_at: Seconds
+    answered_at: Moment
     savepoint: TakenSavepoint | None = None
     error: Text = ""
     hint: Text = ""
@@ -172,7 +173,7 @@ class _Begun:
     """The driver of an epoch has taken a request up."""
 
     epoch: Epoch
-    at: Seconds
+    at: Moment
 
 
 class RequestState(StrEnum):
@@ -225,7 +226,7 @@ class CancelRequest:
     """
 
     run_id: RunId
-    asked_at: Seconds
+    asked_at: Moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.clock import EARLIEST, LATEST
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, inside
 from dagster_ckpt.stored_json import is_sealed, seal
@@ -34,6 +35,7 @@ __all__ = [
     "FileName",
     "JobId",
     "Line",
+    "Moment",
     "Moved",
     "RunId",
     "SavepointName",
@@ -61,8 +63,10 @@ CheckpointId = Annotated[int, Field(ge=0, lt=10**15)]
 Batch = Annotated[int, Field(ge=-1, lt=2**63)]
 #: A number of things or of bytes.
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-#: Seconds since 1970 or on a monotonic clock, or between two moments.
+#: Seconds on a monotonic clock, or between two moments.
 Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+#: Seconds since 1970; whoever reads a record tells people the date.
+Moment = Annotated[float, Field(allow_inf_nan=False, ge=EARLIEST, le=LATEST)]
 #: Text for people; errors of Spark are long.
 Text = Annotated[str, Field(max_length=1_000_000)]
 #: A name, a path or a URL.

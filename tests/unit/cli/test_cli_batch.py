@@ -55,6 +55,19 @@ def shown(job: StoredJob, *arguments: str) -> dict[str, Any]:
     return document
 
 
+def test_a_watermark_that_no_calendar_has_is_told(tmp_path: Path) -> None:
+    """One record with such a time is enough: Spark takes the greatest."""
+    job = StoredJob(tmp_path / "storage")
+    live = LiveLocation(tmp_path / "live")
+    live.plan(0, files=["gone.json"], watermark=10**15)
+    claim = job.claim(run_id())
+    job.choose(claim)
+    archive = PlanArchiveWriter(job.catalog.filesystem, job.name, _lineage(job), claim.epoch, lambda: None)
+    archive.begin(-1, None, [])
+    archive.append(PlannedBatches(CheckpointLocation(live.path), -1).new())
+    assert shown(job)["watermark"] == "1000000000000000 ms"
+
+
 def test_the_newest_planned_batch_with_its_files(job: StoredJob, tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text("twelve bytes")
     plan = shown(job)["plan"]

@@ -42,6 +42,7 @@ from dagster_ckpt.orchestration.sensors import job_watch, resume_sensor, ticks
 from dagster_ckpt.orchestration.sensors.failed_sensor import JobFailed, on_job_failed
 from dagster_ckpt.resume.decision import Action, Facts, decide
 from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.record_files import resealed
 from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.mounts import fill, mounted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -950,6 +951,13 @@ def test_trouble_with_one_job_does_not_stop_the_others(instance: dg.DagsterInsta
 
     other.die(run_id())
     assert sensor.request().job_name == "payments_job"
+
+
+def test_a_failure_at_a_time_that_no_calendar_has_holds_up_no_resume(sensor: Sensor, job: StoredJob) -> None:
+    job.fail(job.die(run_id()), 1)
+    (path,) = (path for path in (job.root / job.name / "control" / "failures").rglob("*") if path.is_file())
+    path.write_bytes(resealed(path.read_bytes(), at=1e12))
+    assert sensor.request().tags[names.ATTEMPT_TAG] == "2"
 
 
 def test_a_job_whose_configuration_the_code_no_longer_takes_does_not_stop_the_others(

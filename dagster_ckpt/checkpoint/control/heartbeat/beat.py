@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dagster_ckpt.checkpoint.format import CheckpointName, Count, Epoch, RunId, Seconds, Text
+from dagster_ckpt.checkpoint.format import CheckpointName, Count, Epoch, Moment, RunId, Seconds, Text
 from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import Clock
@@ -44,7 +44,7 @@ class FailedCheckpoints:
 
     in_a_row: Count
     reason: Text
-    at: Seconds
+    at: Moment
     number: Count
 
 
@@ -77,14 +77,14 @@ class Heartbeat:
     run_id: RunId
     processes: tuple[ProcessIdentity, ...]
     sequence: Count
-    beat_at: Seconds
+    beat_at: Moment
     stopped: bool = False
     worker: ProcessIdentity | None = None
     uptime: Seconds | None = None
     completed: Completed | None = None
     interrupted: bool = False
     failed_checkpoints: FailedCheckpoints | None = None
-    due_since: Seconds | None = None
+    due_since: Moment | None = None
     lease: Lease = UNSAID
 
     @classmethod

@@ -29,6 +29,11 @@ LIMITS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "batch": (records.Batch, [-1, GREATEST], [-2, GREATEST + 1]),
     "count": (records.Count, [0, GREATEST], [-1, GREATEST + 1]),
     "seconds": (records.Seconds, [-1e12, 1e12], [-1e12 - 1, 1e12 + 1, float("inf"), float("nan")]),
+    "moment in a record": (
+        records.Moment,
+        [-62_135_510_400.0, 253_402_214_400.0],
+        [-62_135_510_401.0, 253_402_214_401.0, float("inf"), float("nan")],
+    ),
     "text": (records.Text, ["x" * 1_000_000], ["x" * 1_000_001]),
     "line": (records.Line, ["x" * 8192], ["x" * 8193, "\0"]),
     "number of 64 bits": (facts.Signed, [-GREATEST - 1, GREATEST], [-GREATEST - 2, GREATEST + 1]),
