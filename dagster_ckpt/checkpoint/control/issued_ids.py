@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, corrupt
 from dagster_ckpt.filesystem import FileSystem
@@ -48,8 +48,23 @@ class IssuedIds:
         with contextlib.suppress(OSError):  # the record has a lower id, and does no harm
             self._filesystem.remove(f"{self._directory}/e-{epoch:010}-{number:015}")
 
+    def forget_before(self, number: int, epochs: Container[int]) -> None:
+        """Delete the records of lower ids than ``number``, which is recorded, whose epochs are not in ``epochs``.
+
+        Args:
+            number: a recorded id. Whoever deletes its record has recorded a greater id.
+            epochs: those that still have a claim, see :meth:`epochs`.
+        """
+        for entry in self._filesystem.list(self._directory):
+            match = _NAME.fullmatch(entry.name)
+            if match and match[2] and int(match[2]) < number and int(match[1]) not in epochs:
+                self.forget(int(match[1]), int(match[2]))
+
     def epochs(self) -> frozenset[int]:
-        """The epochs that have issued an id in this lineage; no other epoch has a checkpoint in it. One listing."""
+        """The epochs that have issued an id in this lineage; one listing.
+
+        No other epoch has a checkpoint in the lineage, unless the claim of the epoch is forgotten.
+        """
         entries = self._filesystem.list(self._directory)
         return frozenset(int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)))
 

@@ -96,6 +96,8 @@ class CompletedCheckpointStore:
         self._issued = self._records.issued(job_id)
         #: Ids whose records are useless since a greater id was recorded.
         self._outdated: list[int] = []
+        #: Whether the records of epochs whose claims are forgotten were deleted.
+        self._is_tidied = False
         #: Held while an id is issued, and for nothing else: a savepoint begins whatever checkpoints wait for.
         self._issuing = threading.Lock()
         #: The id of the next checkpoint or savepoint.
@@ -286,11 +288,18 @@ class CompletedCheckpointStore:
         """
         with self._fenced_first():
             discarded = self._kept.subsume(retention)
-            while self._outdated:
-                self._issued.forget(self.epoch, self._outdated.pop())
+            self._forget_ids()
             # The reserve may have been given up for what others recorded, or the disk was too full to renew it then.
             self._records.reserve.keep()
             return discarded
+
+    def _forget_ids(self) -> None:
+        if self._outdated and not self._is_tidied:
+            with contextlib.suppress(OSError):  # lower ids do no harm, and the next call tries again
+                self._issued.forget_before(self._outdated[0] + 1, self._records.epochs.names())
+                self._is_tidied = True
+        while self._outdated:
+            self._issued.forget(self.epoch, self._outdated.pop())
 
     def discard_all(self, reason: str) -> list[Discarded]:
         """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.

@@ -53,6 +53,24 @@ def test_records_of_the_first_release_count_too(issued: IssuedIds, memory: Memor
         issued.next(())
 
 
+def test_the_greatest_id_and_those_of_known_epochs_are_kept(issued: IssuedIds, memory: MemoryFileSystem) -> None:
+    directory = f"{JOB}/control/issued/{LINEAGE}"
+    for epoch, number in [(1, 3), (2, 8), (3, 4), (4, 7), (5, 6)]:
+        issued.record(epoch, number)
+    memory.files[f"{directory}/e-0000000001"] = b"2\n"
+    memory.files[f"{directory}/notes"] = b"of somebody else"
+    issued.forget_before(7, {3, 5})
+    assert sorted(path.rpartition("/")[2] for path in memory.files) == [
+        "e-0000000001",  # of the first release, which wrote a single one for each epoch
+        "e-0000000002-000000000000008",  # of a writer that was declared dead and came back
+        "e-0000000003-000000000000004",
+        "e-0000000004-000000000000007",
+        "e-0000000005-000000000000006",
+        "notes",
+    ]
+    assert issued.next(()) == 9
+
+
 def test_the_greatest_id_is_the_last(issued: IssuedIds) -> None:
     assert issued.next((GREATEST - 1,)) == GREATEST
     for present, restored in [((GREATEST,), 0), ((), GREATEST)]:

@@ -9,6 +9,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control import epochs
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import Retention
@@ -131,6 +132,35 @@ class TestSubsuming:
         assert [name for name in memory.files if name.startswith(f"{JOB}/{1:032x}/")] == []
         assert f"{JOB}/{1:032x}" not in memory.directories
         assert DeletionLog(memory, JOB).pending() == []
+
+
+def test_the_records_of_ids_do_not_grow_with_the_starts(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_KEPT", 3)
+    for step in range(12):
+        run = Run(memory, ledger, pins).start()
+        run.checkpoint(state(step))
+        run.checkpoint(state(step + 1))
+        run.subsume(2)
+    issued = [entry.name for entry in memory.list(f"{JOB}/control/issued/{run.store.job_id}")]
+    assert sorted(issued) == [f"e-{epoch:010}-{2 * epoch:015}" for epoch in range(9, 13)]
+    assert set(run.catalog.records.epochs.names()) == set(range(9, 13))
+    assert Run(memory, ledger, pins).start().store.next_id == 25
+
+
+def test_a_listing_of_ids_that_fails_hides_no_deletion(
+    run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem
+) -> None:
+    memory.files[f"{JOB}/control/issued/{run.store.job_id}/e-0000000000-{0:015}"] = b"0\n"
+    for step in (1, 4):
+        run.checkpoint(state(step))
+    disturbed.plan = lambda operation: Fail() if operation.name == "list" and "/issued/" in operation.path else None
+    assert [item.metadata.name for item in run.subsume(1)] == ["chk-1"]
+    disturbed.plan = lambda _: None
+    run.checkpoint(state(5))
+    run.subsume(1)
+    assert [entry.name for entry in memory.list(f"{JOB}/control/issued/{run.store.job_id}")] == [f"e-{1:010}-{3:015}"]
 
 
 class TestDeletionLog:
