@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 __all__ = [
     "ASKED_BY_TAG",
@@ -37,6 +42,7 @@ __all__ = [
     "attends",
     "checkpoint_job",
     "is_resume",
+    "is_resumed",
     "of_user",
     "partition_key",
     "rollback_job",
@@ -81,6 +87,8 @@ RUN_KEY_TAG = "dagster/run_key"
 _OF_THE_RUN = ("dagster/", ".dagster/", "dagster_ckpt/")
 _ASKED = frozenset({"dagster/priority", "dagster/max_runtime", "dagster/concurrency_key"})
 MAX_RETRIES_TAG = "dagster/max_retries"
+#: The run key of a resume: the job, the claim that it continues, and the number of failures.
+_RESUME_KEY = re.compile(r".+:[0-9a-f]{12}:[0-9]+")
 
 
 def of_user(tags: Mapping[str, str]) -> dict[str, str]:
@@ -91,6 +99,19 @@ def of_user(tags: Mapping[str, str]) -> dict[str, str]:
 def is_resume(tags: Mapping[str, str]) -> bool:
     """Whether the sensor launched the run to continue its parent; Dagster copies a run's tags to its re-executions."""
     return RESUMES_TAG in tags and tags[RESUMES_TAG] == tags.get(PARENT_RUN_TAG)
+
+
+def is_resumed(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Whether the sensor launched a run to continue its parent: :func:`is_resume`, or the sensor of release 0.1.0 did.
+
+    That release set no tag of its own. A re-execution has all tags of its parent, and so the run key of its parent.
+    """
+    key, parent = run.tags.get(RUN_KEY_TAG, ""), run.tags.get(PARENT_RUN_TAG)
+    is_older = _RESUME_KEY.fullmatch(key) and {ATTEMPT_TAG, SERIES_TAG} <= run.tags.keys()
+    if not is_older or parent is None or RESUMES_TAG in run.tags:
+        return is_resume(run.tags)
+    before = instance.get_run_by_id(parent)
+    return before is None or before.tags.get(RUN_KEY_TAG) != key
 
 
 def attends(tags: Mapping[str, str]) -> str | None:

@@ -134,7 +134,7 @@ def _run(
     if names.stands_by(context.run.tags):
         result = _after_standing_by(context, asset, catalog, events, report_interval)
     else:
-        is_resumed = names.is_resume(context.run.tags)
+        is_resumed = names.is_resumed(context.run, context.instance)
         try:
             result = _drive(context, asset, catalog, events, report_interval)
         except CheckpointError as error:
@@ -192,7 +192,7 @@ def _drive(
     clock = SystemClock()
     spark: SparkSessionResource | SparkSubmitResource = getattr(context.resources, asset.spark_key)
     waiting, takeover = standby or (None, None)
-    resumed = context.run.tags.get(names.SERIES_TAG) if names.is_resume(context.run.tags) else None
+    resumed = context.run.tags.get(names.SERIES_TAG) if names.is_resumed(context.run, context.instance) else None
     series = takeover.series if takeover is not None else None if resumed is None else int(resumed)
     given = config_of_run(context, catalog) if takeover is None else takeover.given
     run = asset.settings.of_run(given)

@@ -289,7 +289,8 @@ class Rollback:
             began = self._clock.monotonic()
             while True:
                 # Looked for before the launched run: whoever resumes that run, once it is over, stays.
-                resumed = [other for other in active_runs(self._instance, job) if names.is_resume(other.tags)]
+                active = active_runs(self._instance, job)
+                resumed = [other for other in active if names.is_resumed(other, self._instance)]
                 run = goes_back(self._instance, mine)
                 if run is not None and self._is_back(run, to) and not resumed:
                     return run

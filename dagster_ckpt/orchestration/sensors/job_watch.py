@@ -191,8 +191,12 @@ class JobWatch:
             (dead, died_at),
             restart=settings.restart,
             poison_batch_attempts=settings.poison_batch_attempts,
-            holder=None if holder is None else _run_facts(holder),
-            others=[_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id],
+            holder=None if holder is None else _run_facts(holder, self._instance),
+            others=[
+                _run_facts(item, self._instance)
+                for item in records
+                if claim is None or item.dagster_run.run_id != claim.run_id
+            ],
         )
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
@@ -361,7 +365,7 @@ class JobWatch:
         return reporter.is_told
 
 
-def _run_facts(record: dg.RunRecord) -> RunFacts:
+def _run_facts(record: dg.RunRecord, instance: dg.DagsterInstance) -> RunFacts:
     run, known_since = record.dagster_run, since(record)
     series = run.tags.get(names.SERIES_TAG)
     if names.STANDBY_OF_TAG in run.tags and names.DETECTED_AT_TAG in run.tags:
@@ -370,7 +374,7 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
         run_id=run.run_id,
         status=run.status.value,
         since=known_since,
-        is_resume=names.is_resume(run.tags),
+        is_resume=names.is_resumed(run, instance),
         series=None if series is None else int(series),
         parent=run.tags.get(names.PARENT_RUN_TAG),
         attends=names.attends(run.tags),

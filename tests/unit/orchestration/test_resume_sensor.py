@@ -720,6 +720,50 @@ def test_a_resumed_run_that_the_user_cancels_in_the_queue_ends_the_job(sensor: S
     assert f"it ended CANCELED: run {launched} was canceled" in said
 
 
+def _launched_by_the_first_release(sensor: Sensor, status: Status) -> str:
+    """A run with the tags that the sensor of 0.1.0 gave it, and those that Dagster gives each run of a sensor."""
+    request = sensor.request()
+    later = {names.RESUMES_TAG, names.FAILED_AT_TAG, names.DETECTED_AT_TAG}
+    tags = {key: value for key, value in request.tags.items() if key not in later}
+    return sensor.add_run(run_id(), status, tags={**tags, names.RUN_KEY_TAG: str(request.run_key)})
+
+
+def test_a_resume_of_the_first_release_that_the_user_cancels_ends_the_job(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    launched = _launched_by_the_first_release(sensor, Status.CANCELED)
+    requests, said = sensor.tick()
+    assert requests == []
+    assert f"it ended CANCELED: run {launched} was canceled" in said
+
+
+def test_a_resume_of_the_first_release_that_fails_before_it_claims_counts(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    launched = _launched_by_the_first_release(sensor, Status.FAILURE)
+    assert sensor.request().tags[names.ATTEMPT_TAG] == "2"
+    assert launched in {failure.run_id for failure in job.failures.of(1)}
+
+
+def test_while_a_resume_of_the_first_release_starts_no_other_is_requested(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    launched = _launched_by_the_first_release(sensor, Status.STARTING)
+    assert sensor.tick() == ([], f"orders: run {launched} is starting")
+
+
+def test_what_a_user_runs_again_is_no_resume_although_dagster_copies_the_tags(sensor: Sensor, job: StoredJob) -> None:
+    first = job.die(run_id())
+    resumed = _launched_by_the_first_release(sensor, Status.FAILURE)
+    job.die(resumed, series=first.series)
+    again = sensor.instance.get_run_by_id(resumed)
+    assert again is not None
+    tags = {**again.tags, names.PARENT_RUN_TAG: resumed}
+    repeated = sensor.add_run(run_id(), Status.CANCELED, tags=tags)
+    run = sensor.instance.get_run_by_id(repeated)
+    assert run is not None
+    assert not names.is_resumed(run, sensor.instance)
+    assert names.is_resumed(again, sensor.instance)
+    assert len(sensor.tick()[0]) == 1, "the user has canceled a run of his own, and not the job"
+
+
 def test_the_second_resume_names_the_first_run_as_root(sensor: Sensor, job: StoredJob) -> None:
     first = job.die(run_id())
     sensor.add_run(first.run_id, Status.FAILURE)

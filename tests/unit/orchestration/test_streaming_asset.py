@@ -373,6 +373,9 @@ def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
         launch(repeated, {**savepoint, "restore_from": "/savepoints/b"}, **tags)
         launch(None, savepoint)
         launch(repeated, {}, **{names.SERIES_TAG: "7", names.RESUMES_TAG: repeated})
+        older = {names.SERIES_TAG: "7", names.ATTEMPT_TAG: "2", names.RUN_KEY_TAG: f"delays:{'0a' * 6}:2"}
+        resumed = launch(repeated, {}, **older)  # by the sensor of 0.1.0
+        launch(resumed, {}, **older)  # whose tags Dagster has copied
         assert moves == [None] * len(asked)
         del moves[:]
         moved = {"start_sources": {"orders": "latest"}}
@@ -384,7 +387,8 @@ def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
     assert [move == moves[0] for move in moves] == [True, True, False]
     del asked[-3:]
     a, b, latest = ("/savepoints/a", True, None), ("/savepoints/b", True, None), ("latest", False, None)
-    assert asked == [a, a, latest, latest, b, a, ("latest", False, 7)]
+    series_7 = ("latest", False, 7)
+    assert asked == [a, a, latest, latest, b, a, series_7, series_7, latest]
 
 
 def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
