@@ -17,6 +17,8 @@ __all__ = ["build_checkpoint_definitions"]
 def build_checkpoint_definitions(
     assets: Sequence[CheckpointedStreamingAsset],
     resources: Mapping[str, Any] | None = None,
+    *,
+    sensor_name: str | None = None,
 ) -> dg.Definitions:
     """Definitions for checkpointed jobs, to be merged with the project's other definitions.
 
@@ -41,6 +43,8 @@ def build_checkpoint_definitions(
     Args:
         assets: made by :func:`checkpointed_streaming_asset`.
         resources: the storage and Spark under the keys that the assets name, and any other resources.
+        sensor_name: of the resume sensor, ``{first job}_resume_sensor`` by default. Dagster keeps by the name whether
+            somebody has switched the sensor off: a sensor with another name runs.
 
     Raises:
         InvalidConfiguration: two assets have the same job name, or something else than a stream is among them.
@@ -59,6 +63,6 @@ def build_checkpoint_definitions(
         assets=[item for asset in assets for item in (asset, asset.checkpoints, asset.savepoints)],
         asset_checks=[check for asset in assets for check in (asset.healthy, asset.restorable, asset.fresh)],
         jobs=[*jobs, *(job for asset in assets for job in (asset.rollback, asset.checkpoint_now))],
-        sensors=[build_resume_sensor(assets, jobs, resources=resources)],
+        sensors=[build_resume_sensor(assets, jobs, name=sensor_name, resources=resources)],
         resources=dict(resources or {}),
     )

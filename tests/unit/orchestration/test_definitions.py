@@ -45,6 +45,18 @@ def test_two_jobs_of_one_name_are_refused(resources: dict[str, object], name: st
     assert f"The assets one and {name} have the same job name 'one'" in caught.value.message
 
 
+def test_a_sensor_that_was_switched_off_stays_off_whatever_job_is_the_first(resources: dict[str, object]) -> None:
+    """Dagster keeps the state of a sensor by its name, and a sensor that it does not know runs."""
+
+    def sensor_of(*jobs: str) -> str:
+        assets = [make_asset(job) for job in jobs]
+        definitions = build_checkpoint_definitions(assets, resources, sensor_name="checkpoint_resume_sensor")
+        (sensor,) = definitions.get_repository_def().sensor_defs
+        return sensor.name
+
+    assert sensor_of("one", "two") == sensor_of("two", "one") == "checkpoint_resume_sensor"
+
+
 def test_one_sensor_looks_after_all_jobs_and_runs_by_itself(resources: dict[str, object]) -> None:
     definitions = build_checkpoint_definitions([make_asset("one"), make_asset("two")], resources)
     (sensor,) = definitions.get_repository_def().sensor_defs
