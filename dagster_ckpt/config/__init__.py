@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.config.restart import (
         POISON_BATCH_ATTEMPTS,
-        ExponentialDelayRestart,
         FailureRateRestart,
         FallbackRestart,
         FixedDelayRestart,
@@ -95,7 +94,6 @@ __all__ = [
     "Configuration",
     "CustomStateBackend",
     "EmbeddedRocksDBStateBackend",
-    "ExponentialDelayRestart",
     "ExternalizedCheckpointCleanup",
     "FailureRateRestart",
     "FallbackRestart",

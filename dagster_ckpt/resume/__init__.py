@@ -6,7 +6,6 @@ from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dagster_ckpt.resume.decision import (
-        Action,
         AskToCancel,
         Attend,
         Ended,
@@ -26,7 +25,6 @@ else:  # hidden from type checkers, which would take every name for one that is 
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
-    "Action",
     "AskToCancel",
     "Attend",
     "EndJob",

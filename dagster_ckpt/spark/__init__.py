@@ -26,12 +26,11 @@ if TYPE_CHECKING:
         RequestTold,
         Restarting,
         SavepointCompleted,
-        SparkStarted,
         Started,
         StartTraced,
         describe,
     )
-    from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob, Versions
+    from dagster_ckpt.spark.job import RunResult, StreamingJob, Versions
     from dagster_ckpt.spark.jvm import has_let_go, live_below_jvm, make_class_archive
     from dagster_ckpt.spark.kafka import with_kafka_headers
     from dagster_ckpt.spark.live import recorded_live
@@ -39,11 +38,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.spark.preflight import check_stored, local_file
     from dagster_ckpt.spark.proof import (
         Bar,
-        Comparison,
         Drilled,
-        Freshness,
-        NotRehearsedError,
-        Rehearsed,
         compare_rows,
         drill_restore,
         find_common,
@@ -87,7 +82,6 @@ __all__ = [
     "CheckpointReplaced",
     "CheckpointsDiscarded",
     "CheckpointsSubsumed",
-    "Comparison",
     "CustomSink",
     "DeltaSink",
     "Drilled",
@@ -96,20 +90,15 @@ __all__ = [
     "Event",
     "Finding",
     "ForeachBatchSink",
-    "Freshness",
     "IcebergSink",
-    "JobStorage",
-    "NotRehearsedError",
     "PlannedBatches",
     "PostgresSink",
     "Preflight",
     "Rehearsal",
-    "Rehearsed",
     "RequestTold",
     "Restarting",
     "RunResult",
     "SavepointCompleted",
-    "SparkStarted",
     "StartTraced",
     "Started",
     "StreamingJob",

@@ -8,7 +8,6 @@ from dagster_ckpt.checkpoint.catalog.file_reader import Take, copy_files, materi
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent, older_than, reclaimable_bytes
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest, read_newest
 from dagster_ckpt.checkpoint.catalog.pointers import (
-    SAVEPOINT_POINTER,
     CompletedCheckpointStorageLocation,
     is_job,
     job_directories,
@@ -19,17 +18,15 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
     savepoint_token,
 )
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name, made_by
-from dagster_ckpt.checkpoint.catalog.spot_checks import SpotCheck, spot_check
+from dagster_ckpt.checkpoint.catalog.spot_checks import spot_check
 from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
 from dagster_ckpt.checkpoint.catalog.voiding import voided
 
 __all__ = [
-    "SAVEPOINT_POINTER",
     "CheckpointCatalog",
     "CompletedCheckpointStorageLocation",
     "FetchedAhead",
     "Newest",
-    "SpotCheck",
     "Take",
     "check_label",
     "copy_files",

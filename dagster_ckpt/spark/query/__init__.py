@@ -38,7 +38,7 @@ from dagster_ckpt.spark.query.state_backend import (
 from dagster_ckpt.spark.query.tasks import await_tasks, end_query, flag_of_end, refuse_running_tasks, stop_query
 from dagster_ckpt.spark.query.time_zone import TIME_ZONE_CONF, time_zone_of
 from dagster_ckpt.spark.query.trial_run import try_query
-from dagster_ckpt.spark.query.writer_plan import WriterPlan, bounded, java_field, plan_of, qualified, with_options
+from dagster_ckpt.spark.query.writer_plan import WriterPlan, bounded, plan_of, qualified, with_options
 
 __all__ = [
     "TIME_ZONE_CONF",
@@ -63,7 +63,6 @@ __all__ = [
     "has_watermark",
     "ignored_partitions",
     "ignored_settings",
-    "java_field",
     "jvm_conf",
     "keeps_its_input",
     "known_providers",
