@@ -269,7 +269,7 @@ class Upgrading:
         if mode is UpgradeMode.STATELESS and checkpoint is None:
             newest = find_newest(self._catalog).metadata
             checkpoint = None if newest is None else newest.reference
-        self._upgrade = Upgrade(before, checkpoint, claim.epoch, iso(self._clock.time()), returns)
+        self._upgrade = Upgrade(before, checkpoint, claim.epoch, iso(self._clock.time()))
         self._refuse_failing(claim, self._upgrade)
         return replace(plain, request=request, code=replace(plain.code, upgrade=self._upgrade), why=why)
 

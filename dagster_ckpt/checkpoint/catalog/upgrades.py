@@ -25,8 +25,7 @@ def pending_upgrade(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> U
     """The upgrade that the newest choice is part of, ``None`` once the new version has completed a checkpoint.
 
     A version that was taken back stays so: an upload of it may complete later. After a cleanup that has deleted what
-    the version before would go on from, there is nothing to return to. Nor is there for a job that does not return by
-    itself: its new version need not complete a checkpoint ever.
+    the version before would go on from, there is nothing to return to.
 
     Args:
         catalog: of the job.
@@ -34,7 +33,7 @@ def pending_upgrade(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> U
         choice: the newest one.
     """
     upgrade = choice.code.upgrade
-    if upgrade is None or not upgrade.returns:
+    if upgrade is None:
         return None
     names = catalog.records.epochs.names()
     end = taken_back_since(catalog, epoch, names)

@@ -11,22 +11,19 @@ __all__ = ["UNTOLD", "CodeVersion", "Upgrade"]
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """A change of the code whose new version has no checkpoint yet.
+    """A change of the code whose new version has no checkpoint yet, of a job that returns if that version fails.
 
     Attributes:
         before: the version that took the checkpoints until then.
         checkpoint: what ``before`` goes on from, as ``restored`` of a choice; ``None`` for nothing.
         epoch: the first epoch of the new version.
         began_at: when that epoch chose, ISO 8601 in UTC.
-        returns: the job returns to ``before`` by itself if the new version fails. Where it does not, there is no such
-            record; earlier releases have written some, with ``False``.
     """
 
     before: Line
     checkpoint: Line | None
     epoch: Epoch
     began_at: Line
-    returns: bool
 
 
 @dataclass(frozen=True, slots=True)

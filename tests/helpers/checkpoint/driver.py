@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkp
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
-from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
+from dagster_ckpt.checkpoint.format.code_versions import CodeVersion
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
@@ -269,8 +269,7 @@ class Run:
         first_id = self.catalog.next_id(job_id, metadata)
         complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, metadata)
         last_id = max(complete, default=0)
-        code = CodeVersion("2", Upgrade("1", restored, self.claim.epoch, iso(0), returns=False))
-        options = {"fallback": fallback, "complete": complete, "code": code}
+        options = {"fallback": fallback, "complete": complete, "code": CodeVersion("2")}
         return Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason, **options)  # type: ignore[arg-type]
 
     def record(self, choice: Choice) -> None:

@@ -30,7 +30,7 @@ from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run,
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 _DAY = 86_400.0
-_PENDING = Upgrade("0", None, 1, iso(0.0), returns=True)
+_PENDING = Upgrade("0", None, 1, iso(0.0))
 
 
 def _function(version: str) -> Callable[..., DataStreamWriter]:
@@ -67,7 +67,7 @@ def test_a_version_that_fails_again_and_again_is_refused(
     began = clock.time()
     run = Run(memory, ledger, pins)
     run.claim_epoch()
-    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(began), returns=True)
+    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(began))
     run.record(replace(run.choose(), code=CodeVersion("2", upgrade)))
     catalog = CheckpointCatalog(memory, JOB)
     for number, at in enumerate(failed):
@@ -191,7 +191,7 @@ class Unwatched:
     Version 1 was stopped with a savepoint. A restart of version 2 has salvaged its batch 50000, and has failed later.
     """
 
-    def __init__(self, memory: MemoryFileSystem, directory: Path, mode: UpgradeMode, upgrade: Upgrade | None) -> None:
+    def __init__(self, memory: MemoryFileSystem, directory: Path, mode: UpgradeMode) -> None:
         self.directory, self.ledger, self.pins = directory, Ledger(), Pins(directory)
         first = Run(memory, self.ledger, self.pins)
         first.claim_epoch()
@@ -206,8 +206,7 @@ class Unwatched:
         second = Run(memory, self.ledger, self.pins)
         second.claim_epoch()
         self.begun = _upgrading(second, Versions("2", mode), directory).begin(RestoreRequest(), second.claim)
-        code = self.begun.code if upgrade is None else CodeVersion("2", upgrade)
-        second.record(replace(second.choose(), restored=self.old.reference, code=code))
+        second.record(replace(second.choose(), restored=self.old.reference, code=self.begun.code))
 
         self.last = Run(memory, self.ledger, self.pins)
         self.last.claim_epoch()
@@ -228,18 +227,13 @@ class Unwatched:
         return _upgrading(self.last, Versions(version, mode), self.directory).begin(RestoreRequest(), _next(self.last))
 
 
-#: As earlier releases have recorded it.
-_RECORDED = Upgrade("1", f"{1:032x}/chk-1", 2, iso(0), returns=False)
-
-
-@pytest.mark.parametrize("upgrade", [None, _RECORDED], ids=["of now", "as recorded before"])
 @pytest.mark.parametrize("mode", [UpgradeMode.SAVEPOINT, UpgradeMode.STATELESS])
 @pytest.mark.parametrize("version", ["1", "3"])
 def test_a_job_that_does_not_return_goes_on_from_what_its_version_has_left(
-    version: str, mode: UpgradeMode, upgrade: Upgrade | None, memory: MemoryFileSystem, tmp_path: Path
+    version: str, mode: UpgradeMode, memory: MemoryFileSystem, tmp_path: Path
 ) -> None:
     """Though that version has completed no checkpoint: the job takes none."""
-    job = Unwatched(memory, tmp_path, mode, upgrade)
+    job = Unwatched(memory, tmp_path, mode)
     assert job.begun.request.restore_from == ("/savepoints/of-1" if mode is UpgradeMode.SAVEPOINT else "none")
     assert job.begin(version, UpgradeMode.LAST_STATE).request == RestoreRequest()
     assert job.begin(version, UpgradeMode.STATELESS).request.restore_from == "none"
@@ -253,7 +247,7 @@ def test_a_version_whose_time_is_lifted_is_not_taken_back(memory: MemoryFileSyst
     before = Run(memory, ledger, pins).start().checkpoint(state(1))
     run = Run(memory, ledger, pins)
     run.claim_epoch()
-    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(run.clock.time()), returns=True)
+    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(run.clock.time()))
     run.record(replace(run.choose(), code=CodeVersion("2", upgrade)))
     begun = _upgrading(run, Versions("2"), tmp_path).begin(RestoreRequest(), _next(run))
     assert (begun.request, begun.code) == (RestoreRequest(), CodeVersion("2"))
@@ -333,7 +327,7 @@ def test_a_version_that_completes_a_checkpoint_while_it_is_stopped_is_not_taken_
             upgrading.completed()
 
     live: Any = SimpleNamespace(location=lambda: SimpleNamespace(newest=lambda: 5))
-    code = CodeVersion("2", Upgrade("1", "x/chk-1", 1, iso(clock.time()), returns=True))
+    code = CodeVersion("2", Upgrade("1", "x/chk-1", 1, iso(clock.time())))
     if completes:
         upgrading.in_time(run, threading.Event(), code, live, 1)
     else:

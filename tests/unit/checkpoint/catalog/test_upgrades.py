@@ -31,7 +31,7 @@ class Job:
         first.open(self.chosen(first, None))
         self.before = first.checkpoint(state(1))
         self.second = self.run()
-        self.upgrade = Upgrade("1", self.before.reference, self.second.claim.epoch, _NOW, returns=True)
+        self.upgrade = Upgrade("1", self.before.reference, self.second.claim.epoch, _NOW)
         self.second.open(self.chosen(self.second, self.upgrade))
 
     def run(self) -> Run:
@@ -65,12 +65,6 @@ def test_a_checkpoint_of_its_query_proves_a_version(job: Job) -> None:
     job.made_before_its_query(job.second)
     assert job.pending() == job.upgrade, "a restart has made these of what was committed"
     job.second.checkpoint(state(3))
-    assert job.pending() is None
-
-
-def test_a_version_of_a_job_that_does_not_return_has_nothing_to_prove(job: Job) -> None:
-    """It is on record so where an earlier release has begun it."""
-    job.chosen(job.run(), replace(job.upgrade, returns=False))
     assert job.pending() is None
 
 

@@ -228,7 +228,7 @@ class TestDeleting(_Series):
         self.take(job, "n-2")
         claim = job.claim(run_id())
         # A new version has begun from nothing, and may be taken back.
-        version = CodeVersion("2", Upgrade("1", old, claim.epoch, claim.claimed_at, returns=True)) if upgraded else None
+        version = CodeVersion("2", Upgrade("1", old, claim.epoch, claim.claimed_at)) if upgraded else None
         choice = Choice(
             claim.run_id.replace("-", ""),
             None if upgraded else old,

@@ -61,7 +61,7 @@ RECORDS: list[Any] = [
         sink_position='{"kind": "delta"}',
         elsewhere="the file sink /before",
         moved=Moved("{}", f"{LINEAGE}/chk-7"),
-        code=CodeVersion("2", Upgrade("1", f"{LINEAGE}/chk-7", 3, "2026-11-23T10:00:00.000+00:00", returns=True)),
+        code=CodeVersion("2", Upgrade("1", f"{LINEAGE}/chk-7", 3, "2026-11-23T10:00:00.000+00:00")),
     ),
     End("FAILED", "version 2 failed", False, "2026-11-23T10:00:00.000+00:00", taken_back="2", returns_to="1"),
     Settled({LINEAGE: [1, 2]}),
