@@ -89,7 +89,7 @@ class NoRestart(RestartStrategy):
 
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         del key
-        return RestartDecision(allowed=False, at=failures[-1], attempt=len(failures), reason="Restart deactivated.")
+        return _over(failures, len(failures), "Restart deactivated.")
 
     @property
     def longest_delay(self) -> float:
@@ -116,18 +116,9 @@ class FixedDelayRestart(RestartStrategy):
         attempt = len(failures)
         strategy = f"fixed delay {format_duration(self.delay)}, {self.attempts} attempts"
         if attempt > self.attempts:
-            return RestartDecision(
-                allowed=False,
-                at=failures[-1],
-                attempt=attempt,
-                reason=f"all {self.attempts} restarts are used up ({strategy})",
-            )
-        return RestartDecision(
-            allowed=True,
-            at=failures[-1] + self.delay.total_seconds(),
-            attempt=attempt,
-            reason=f"restart {attempt} of {self.attempts} ({strategy})",
-        )
+            return _over(failures, attempt, f"all {self.attempts} restarts are used up ({strategy})")
+        reason = f"restart {attempt} of {self.attempts} ({strategy})"
+        return _again(failures[-1] + self.delay.total_seconds(), attempt, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +140,14 @@ class FailureRateRestart(RestartStrategy):
 
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         del key
-        now, limit = failures[-1], self.max_failures_per_interval
+        now, attempt, limit = failures[-1], len(failures), self.max_failures_per_interval
         recent = [failed_at for failed_at in failures if now - failed_at <= self.interval.total_seconds()]
         strategy = f"failure rate {limit} in {format_duration(self.interval)}, delay {format_duration(self.delay)}"
         if len(recent) > limit:
-            return RestartDecision(
-                allowed=False,
-                at=now,
-                attempt=len(failures),
-                reason=f"{len(recent)} failures within {format_duration(self.interval)} are too many ({strategy})",
-            )
-        return RestartDecision(
-            allowed=True,
-            at=now + self.delay.total_seconds(),
-            attempt=len(failures),
-            reason=f"restart {len(failures)}, {len(recent)} of {limit} failures in the interval ({strategy})",
-        )
+            many = f"{len(recent)} failures within {format_duration(self.interval)} are too many"
+            return _over(failures, attempt, f"{many} ({strategy})")
+        reason = f"restart {attempt}, {len(recent)} of {limit} failures in the interval ({strategy})"
+        return _again(now + self.delay.total_seconds(), attempt, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +191,8 @@ class ExponentialDelayRestart(RestartStrategy):
         limit = self.attempts_before_reset_backoff
         strategy = f"exponential delay up to {format_duration(self.max_backoff)}"
         if limit is not None and attempt > limit:
-            return RestartDecision(
-                allowed=False,
-                at=failures[-1],
-                attempt=attempt,
-                reason=f"all {limit} restarts are used up ({strategy})",
-            )
-        return RestartDecision(
-            allowed=True,
-            at=restart_at,
-            attempt=attempt,
-            reason=f"restart {attempt}{'' if limit is None else f' of {limit}'} ({strategy})",
-        )
+            return _over(failures, attempt, f"all {limit} restarts are used up ({strategy})")
+        return _again(restart_at, attempt, f"restart {attempt}{'' if limit is None else f' of {limit}'} ({strategy})")
 
     def _backoff(self, attempt: int, seed: str) -> float:
         initial, cap = self.initial_backoff.total_seconds(), self.max_backoff.total_seconds()
@@ -316,6 +289,14 @@ def check_poison_batch_attempts(attempts: int | None) -> None:
             f"poison_batch_attempts is {attempts}: one failure does not tell poison from bad luck.",
             hint="Set it to 2 or more, or to None; RestartStrategies.no_restart() ends a job with its first failure.",
         )
+
+
+def _over(failures: Sequence[float], attempt: int, reason: str) -> RestartDecision:
+    return RestartDecision(allowed=False, at=failures[-1], attempt=attempt, reason=reason)
+
+
+def _again(at: float, attempt: int, reason: str) -> RestartDecision:
+    return RestartDecision(allowed=True, at=at, attempt=attempt, reason=reason)
 
 
 def _require(condition: bool, message: str) -> None:
