@@ -25,6 +25,11 @@ _Text = str | int | float | bool | None
 _Texts = dict[str, str | int | float | bool] | None
 
 
+def _block(make: Callable[..., Any], options: type[dg.Model]) -> dg.Resolver:
+    """Makes a value of a block of options; ``make`` finds the templates in it as they are written."""
+    return dg.Resolver(make, model_field_type=options, inject_before_resolve=False)
+
+
 @dg.scaffold_with(CheckpointedStreamScaffolder)
 class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     """A Spark stream that is checkpointed, and continues from its newest checkpoint after a failure.
@@ -58,33 +63,25 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
         default=None, description="The job's stable name, of its checkpoints; by default the asset key."
     )
     deps: list[str] = Field(default_factory=list, description="Keys of the assets that the query reads.")
-    storage: Annotated[
-        Any,
-        dg.Resolver(attributes.storage, model_field_type=attributes.StorageAttributes, inject_before_resolve=False),
-    ] = Field(default=None, description="Where checkpoints are kept; by default the resource called storage_key.")
+    storage: Annotated[Any, _block(attributes.storage, attributes.StorageAttributes)] = Field(
+        default=None, description="Where checkpoints are kept; by default the resource called storage_key."
+    )
     storage_key: str = Field(default="checkpoint_storage", description="Of the project's storage, without `storage`.")
-    checkpoint: Annotated[
-        Any,
-        dg.Resolver(
-            attributes.checkpoint_config, model_field_type=attributes.CheckpointAttributes, inject_before_resolve=False
-        ),
-    ] = Field(default=None, description="When checkpoints are taken, and how many are kept.")
-    restart: Annotated[
-        Any,
-        dg.Resolver(
-            attributes.restart_strategy, model_field_type=attributes.RestartAttributes, inject_before_resolve=False
-        ),
-    ] = Field(default=None, description="What happens after a failure; by default exponential delay.")
+    checkpoint: Annotated[Any, _block(attributes.checkpoint_config, attributes.CheckpointAttributes)] = Field(
+        default=None, description="When checkpoints are taken, and how many are kept."
+    )
+    restart: Annotated[Any, _block(attributes.restart_strategy, attributes.RestartAttributes)] = Field(
+        default=None, description="What happens after a failure; by default exponential delay."
+    )
     poison_batch_attempts: int | None = Field(
         default=5, description="How often one batch may fail with one error; null for any number."
     )
     most_restarts_per_hour: int | None = Field(
         default=10, description="With more restarts the check `healthy` is yellow; null for any number."
     )
-    spark: Annotated[
-        Any,
-        dg.Resolver(attributes.spark_session, model_field_type=attributes.SparkAttributes, inject_before_resolve=False),
-    ] = Field(default=None, description="How to start Spark; by default the resource called spark_key.")
+    spark: Annotated[Any, _block(attributes.spark_session, attributes.SparkAttributes)] = Field(
+        default=None, description="How to start Spark; by default the resource called spark_key."
+    )
     spark_key: str = Field(default="spark", description="Of the project's Spark, without `spark`.")
     configuration: dict[str, Any] = Field(
         default_factory=dict, description="Settings by Flink's keys, also of the state backend."
@@ -137,10 +134,9 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     hooks: Annotated[Any, dg.Resolver(attributes.imported_set, model_field_type=list[str] | None)] = Field(
         default=None, description="'module:name' of each hook."
     )
-    drill: Annotated[
-        Any,
-        dg.Resolver(attributes.drill, model_field_type=attributes.DrillAttributes, inject_before_resolve=False),
-    ] = Field(default=None, description="A restore drill of the job, and its schedules.")
+    drill: Annotated[Any, _block(attributes.drill, attributes.DrillAttributes)] = Field(
+        default=None, description="A restore drill of the job, and its schedules."
+    )
     alert: Annotated[Any, dg.Resolver(attributes.imported, model_field_type=str | None)] = Field(
         default=None, description="'module:name' of a function that is told once of each job that has FAILED."
     )
