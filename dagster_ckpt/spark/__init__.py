@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         sink_to,
     )
     from dagster_ckpt.spark.standby import (
-        Rehearsal,
         WarmSession,
         adopt_standby,
         end_standby,
@@ -94,7 +93,6 @@ __all__ = [
     "PlannedBatches",
     "PostgresSink",
     "Preflight",
-    "Rehearsal",
     "RequestTold",
     "Restarting",
     "RunResult",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Event as Flag
+from threading import Thread
+from time import monotonic
 
 import dagster as dg
 
@@ -13,9 +17,9 @@ from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import say
 from dagster_ckpt.shown_text import redacted
-from dagster_ckpt.spark import Rehearsal, StreamingJob, rehearse
+from dagster_ckpt.spark import StreamingJob, rehearse
 
-__all__ = ["Rehearsing"]
+__all__ = ["Rehearsal", "Rehearsing"]
 
 #: Seconds for which a takeover waits for the end of a rehearsal.
 _PATIENCE = 10.0
@@ -84,3 +88,49 @@ class Rehearsing:
     def _rehearse(self, cut: Flag) -> str:
         done = rehearse(self._job(), self._catalog, cut)
         return f"the batch after {done.checkpoint}, {done.times} times on a copy, in {done.seconds} s"
+
+
+class Rehearsal:
+    """A rehearsal under way, on a thread of its own.
+
+    Args:
+        rehearse: takes the flag that tells it to end; returns what it has done, for people.
+
+    Attributes:
+        outcome: what was done, or the error; ``None`` while it is under way.
+    """
+
+    def __init__(self, rehearse: Callable[[Flag], str]) -> None:
+        self.outcome: str | Exception | None = None
+        self._rehearse = rehearse
+        self._cut = Flag()
+        self._cut_at: float | None = None
+        # What the job's function asks of this thread's context, it finds there, too.
+        run = partial(contextvars.copy_context().run, self._run)
+        self._thread = Thread(target=run, name="dagster-ckpt-rehearsal", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there can be no more threads, and nobody needs the rehearsal
+            self.outcome = error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session is free."""
+        return not self._thread.is_alive()
+
+    def cut(self) -> float:
+        """Tell the rehearsal to end; returns the seconds since it was first told so."""
+        self._cut.set()
+        self._cut_at = self._cut_at or monotonic()
+        return monotonic() - self._cut_at
+
+    def join(self, seconds: float) -> None:
+        """Wait until it is over, or so long."""
+        if not self.is_over:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._rehearse(self._cut)
+        except Exception as error:  # whatever the job's function raises: nobody needs the rehearsal
+            self.outcome = error

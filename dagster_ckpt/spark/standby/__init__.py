@@ -4,7 +4,6 @@ And what a whole run that waits beside a job holds: a session of Spark that is w
 """
 
 from dagster_ckpt.spark.standby.adopting import adopt_standby, end_standby, keep_standby, launch_early
-from dagster_ckpt.spark.standby.rehearsal import Rehearsal
 from dagster_ckpt.spark.standby.warm_session import WarmSession
 
-__all__ = ["Rehearsal", "WarmSession", "adopt_standby", "end_standby", "keep_standby", "launch_early"]
+__all__ = ["WarmSession", "adopt_standby", "end_standby", "keep_standby", "launch_early"]

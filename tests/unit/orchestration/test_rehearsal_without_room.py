@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dagster_ckpt.spark.standby.rehearsal import Rehearsal
+from dagster_ckpt.orchestration.standby.rehearsing import Rehearsal
 
 
 def test_a_host_without_room_for_a_thread_does_not_end_the_standby(monkeypatch: pytest.MonkeyPatch) -> None:
