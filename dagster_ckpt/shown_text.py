@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +22,7 @@ __all__ = [
     "printable",
     "redacted",
     "secrets_of",
+    "shortened",
     "shown_cause",
     "without_secrets",
 ]
@@ -82,6 +83,14 @@ def path_option(url: str) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things, such as ``1 file`` and ``1,000 files``."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def shortened(names: Sequence[str], most: int = 20, noun: str = "") -> list[str]:
+    """The first ``most`` names, the last of which tells how many more there are: ``c.csv and 1 more``."""
+    left = len(names) - most
+    if left <= 0:
+        return list(names)
+    return [*names[: most - 1], f"{names[most - 1]} and {left} more{noun and f' {noun}'}"]
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:

@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint import JobRecords, Sight, look
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.shown_text import shortened
 
 __all__ = ["Looks", "Sights", "in_short"]
 
@@ -185,11 +186,6 @@ def in_short(said: Sequence[tuple[str, str]]) -> str:
     jobs: dict[str, list[str]] = {}
     for name, outcome in said:
         jobs.setdefault(outcome, []).append(name)
-    told = [f"{_some(names)}: {outcome}" for outcome, names in jobs.items()]
+    told = [f"{', '.join(shortened(names, _MOST_TOLD))}: {outcome}" for outcome, names in jobs.items()]
     left = len(said) - sum(len(names) for names in list(jobs.values())[:_MOST_TOLD])
     return "; ".join([*told[:_MOST_TOLD], *([f"and {left} more jobs"] if left else [])])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_TOLD
-    return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["by_partition", "records"]
+from dagster_ckpt.shown_text import shortened
 
-_MOST_NAMED = 20
+__all__ = ["by_partition", "records"]
 
 
 def records(count: int) -> str:
@@ -19,5 +19,4 @@ def by_partition(numbers: Mapping[str, int]) -> str:
     if not numbers:
         return ""
     named = [f"partition {number}: {numbers[number]}" for number in sorted(numbers, key=int)]
-    more = f" and {len(named) - _MOST_NAMED} more partitions" if len(named) > _MOST_NAMED else ""
-    return f" ({', '.join(named[:_MOST_NAMED])}{more})"
+    return f" ({', '.join(shortened(named, noun='partitions'))})"

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,6 +32,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import local_path, split_location
+from dagster_ckpt.shown_text import shortened
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.files import CheckpointLocation, StoredCheckpointLocation
 from dagster_ckpt.spark.live import BEGUN, LOCATION
@@ -320,7 +321,9 @@ def _copy(snapshot: Snapshot, location: CheckpointLocation, url: str, directory:
         if not stored and differs_from_checksum(location.path / path, target):
             broken.append(path)
     if broken:
-        raise CorruptCheckpoint(f"{_some(broken)} of {url} was changed: its checksum is another.", hint=_PUT_BACK)
+        raise CorruptCheckpoint(
+            f"{', '.join(shortened(broken, 1))} of {url} was changed: its checksum is another.", hint=_PUT_BACK
+        )
 
 
 def _await_quiet(
@@ -333,15 +336,10 @@ def _await_quiet(
         now = _looked(location)
         if changed := sorted(path for path in {*before, *now} if before.get(path) != now.get(path)):
             raise RestoreRefused(
-                f"{url} is in use: {_some(changed)} has changed while it was read.",
+                f"{url} is in use: {', '.join(shortened(changed, 1))} has changed while it was read.",
                 hint="Stop the query that writes to it, and see to it that nothing starts it again; then launch again.",
             )
         if left <= 0:
             return
         wait(min(left, _LOOK))
         left -= _LOOK
-
-
-def _some(paths: Collection[str]) -> str:
-    first = next(iter(paths))
-    return f"{first} and {len(paths) - 1} more" if len(paths) > 1 else first

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch, StateKeys, job_names
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
+from dagster_ckpt.shown_text import shortened
 from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
 from dagster_ckpt.spark.preflight.named_sources import another_naming, have_names, named_sources_finding
@@ -41,8 +42,6 @@ __all__ = [
     "state_finding",
     "state_keys_finding",
 ]
-
-_MOST_NAMED = 20
 
 
 def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) -> Finding:
@@ -180,13 +179,12 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
 
 def removed_finding(removes: Sequence[str]) -> Finding:
     """That files in the sink, which may or may not be of the batch in flight, go at the start."""
-    more = f" and {len(removes) - _MOST_NAMED} more" * (len(removes) > _MOST_NAMED)
     return Finding(
         "unlisted files",
         Verdict.WITH_LOSS,
         f"{len(removes)} files that the log of the sink does not list would be removed. They were written since the "
         "batch in flight was planned, so they are most likely of that batch, which runs again: "
-        f"{', '.join(removes[:_MOST_NAMED])}{more}.",
+        f"{', '.join(shortened(removes))}.",
         "If others wrote any of these files, move them elsewhere.",
     )
 
@@ -201,7 +199,7 @@ def empty_sink_finding(catalog: CheckpointCatalog, target: Newest, sink: Sink | 
     if target.job_id is None and asked == LATEST and others:
         go_on = (
             " If the asset was renamed, give it the job_name that it had, and it goes on from its checkpoints. Jobs in "
-            f"this storage: {', '.join(others[:_MOST_NAMED])}."
+            f"this storage: {', '.join(shortened(others))}."
         )
     error = SinkNotEmpty(
         f"Job {catalog.job_name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "

@@ -13,7 +13,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint import Facts, PlannedBatch
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.paths import local_path, unescaped
-from dagster_ckpt.shown_text import counted
+from dagster_ckpt.shown_text import counted, shortened
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
@@ -22,7 +22,6 @@ __all__ = ["SourceFiles", "batches", "local_file", "lost_files_finding", "rows_o
 CHECK = "source files"
 #: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
 _MOST_FOOTERS = 1000
-_MOST_NAMED = 20
 #: What an offset of Delta has, and one of Iceberg.
 _TABLES = ({"reservoirId", "reservoirVersion"}, {"snapshot_id", "position"})
 
@@ -95,17 +94,16 @@ def source_finding(
         counted = "" if rows is None else f" with {rows} rows"
         read = f"{which} {_are(len(plans))} read again from {_files(here)}{counted}, all there."
         return Finding.fine(CHECK, f"{read}{also}")
-    named = [f"{file} (batch {batch})" for batch in sorted(found.missing) for file in found.missing[batch]]
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    named = shortened([f"{file} (batch {batch})" for batch in sorted(found.missing) for file in found.missing[batch]])
     return Finding(
         CHECK,
         Verdict.WITH_LOSS,
         f"{_files(gone)} of {batches(found.missing)} {_are(gone)} gone, and Spark would read nothing in "
-        f"{'its' if gone == 1 else 'their'} place: {', '.join(named[:_MOST_NAMED])}{more}. {_files(here)} of {which} "
+        f"{'its' if gone == 1 else 'their'} place: {', '.join(named)}. {_files(here)} of {which} "
         f"{_are(here)} there.{also}",
         "Put the files back where they were.",
         # The number of batches that run again, and of files that are there, changes with each batch.
-        stays=(*(f" {name}" for name in named[:_MOST_NAMED]), *filter(None, [more])),
+        stays=tuple(f" {name}" for name in named),
     )
 
 
@@ -120,12 +118,11 @@ def lost_files_finding(plan: PlannedBatch, told_by: str) -> Finding | None:
     missing = [str(file) for files in found.missing.values() for file in files]
     if not missing:
         return None
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return Finding(
         CHECK,
         Verdict.WITH_LOSS,
         f"{_files(len(missing))} that batch {plan.batch} and later ones have read {_are(len(missing))} gone, as "
-        f"{told_by} tells: {', '.join(missing[:_MOST_NAMED])}{more}.",
+        f"{told_by} tells: {', '.join(shortened(missing))}.",
         "Put the files back where they were.",
     )
 
