@@ -14,10 +14,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
+    LONGEST_REASON,
     Batch,
     Line,
     Moment,
@@ -29,6 +31,8 @@ from dagster_ckpt.checkpoint.format import (
 )
 from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
     CorruptRecord,
     DriverLost,
     Fenced,
@@ -53,6 +57,7 @@ __all__ = [
     "dated",
     "in_order",
     "is_outage",
+    "reason_of",
     "restart_after",
     "so_far",
     "symptom",
@@ -107,6 +112,14 @@ class Failure:
     recoverable: bool = True
     kind: Line = ""
     plan: Line | None = None
+
+    @classmethod
+    def of(
+        cls, error: Exception, run_id: str, at: float, sequence: int, batch: int | None = None, plan: str | None = None
+    ) -> Failure:
+        """The failure that an error is; the rest is as of the attributes."""
+        recoverable = not isinstance(error, CheckpointError) or error.recoverable
+        return cls(run_id, sequence, at, batch, reason_of(error), recoverable, type(error).__name__, plan)
 
 
 def in_order(failures: Iterable[Failure]) -> list[Failure]:
@@ -164,6 +177,16 @@ class FailureLog:
             self._filesystem.create(path, encode_record(failure, path))
         except PublishConflict:
             return
+
+    def record_failed_start(self, series: int | None, run_id: str, error: Exception, at: float) -> None:
+        """Record for the sensor, and for people, why a run that should go on with the job has not taken it over.
+
+        Without a record the run counts as failed all the same, and nobody knows why. None is made when another run or
+        deployment has the job, nor of a run that continues no series, because nothing resumes it.
+        """
+        if series is not None and not belongs_to_another(error):
+            with suppress(OSError, CorruptCheckpoint):  # the error itself must be raised, and counts
+                self.record(series, Failure.of(error, run_id, at, sequence=1))
 
     @staticmethod
     def name(failure: Failure) -> str:
@@ -337,6 +360,12 @@ def symptom(error: str) -> str:
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line: the text of this package's errors, and the class and text of any other error."""
+    first = str(error).partition("\n")[0][:LONGEST_REASON]
+    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
 def belongs_to_another(error: BaseException) -> bool:

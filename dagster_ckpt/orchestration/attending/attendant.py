@@ -28,7 +28,6 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.orchestration.attending.cluster_release import check_release
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
-from dagster_ckpt.orchestration.attending.failed_start import record_failed_start
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
@@ -337,7 +336,8 @@ class Attendant:
         made = self._submission.made()
         if not self._submission.withdraw():
             return
-        record_failed_start(self._records, self._driver, None if made is None else made.series, error, self._clock)
+        series = None if made is None else made.series
+        self._records.failures.record_failed_start(series, self._driver, error, self._clock.time())
         raise error
 
     def _result(self, end: End) -> RunResult:

@@ -14,7 +14,6 @@ from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import Told
-from dagster_ckpt.orchestration.attending.failed_start import record_failed_start
 from dagster_ckpt.orchestration.attending.submit_resource import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -63,6 +62,6 @@ def attended(
                 )
             attendant.submit(spark, asset.launch_conf, series, given)
         except CheckpointError as error:
-            record_failed_start(catalog.records, own, series, error, SystemClock())
+            catalog.records.failures.record_failed_start(series, own, error, SystemClock().time())
             raise
     return attendant.attend()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak, belongs_to_another, dated
+from dagster_ckpt.checkpoint import Failure, JobRecords, Streak, dated
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
+from dagster_ckpt.errors import CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import failed_in_batch
 from dagster_ckpt.spark.run.chosen import Prepared
 
-__all__ = ["FailedStarts", "reason_of"]
+__all__ = ["FailedStarts"]
 
 
 class FailedStarts:
@@ -36,12 +36,8 @@ class FailedStarts:
         self._failures.forget_before(series)
 
     def record_before_claim(self, series: int | None, error: Exception) -> None:
-        """Record for the sensor why this run, which should resume the job, could not take the job over.
-
-        Without a record the run counts as failed all the same. None is made when another run or deployment has the job.
-        """
-        if series is not None and not belongs_to_another(error):
-            self.record(series, error, None)
+        """Record why this run could not take the job over, if it should resume the job."""
+        self._failures.record_failed_start(series, self._run_id, error, self._clock.time())
 
     def record(self, series: int, error: Exception, prepared: Prepared | None) -> list[Failure]:
         """Put a failure on record; returns all failures of the series, those of this run last, in order.
@@ -49,16 +45,8 @@ class FailedStarts:
         This run's failures are the latest, whatever the clocks say, because no other run drives the job.
         """
         in_flight = _in_flight(error, prepared)
-        failure = Failure(
-            run_id=self._run_id,
-            sequence=len(self._history) + 1,
-            at=self._clock.time(),
-            batch=None if in_flight is None else in_flight.batch,
-            reason=reason_of(error),
-            recoverable=not isinstance(error, CheckpointError) or error.recoverable,
-            kind=type(error).__name__,
-            plan=None if in_flight is None else in_flight.plan,
-        )
+        batch, plan = (None, None) if in_flight is None else (in_flight.batch, in_flight.plan)
+        failure = Failure.of(error, self._run_id, self._clock.time(), len(self._history) + 1, batch, plan)
         self._history.append(failure)
         own = {(item.run_id, item.sequence) for item in self._history}
         before: list[Failure] = []
@@ -78,12 +66,6 @@ class FailedStarts:
             storage=filesystem.url if filesystem.is_durable else None,
             before=None if before is None else before.reference,
         )
-
-
-def reason_of(error: Exception) -> str:
-    """An error in one line: the text of this package's errors, and the class and text of any other error."""
-    first = str(error).partition("\n")[0][:LONGEST_REASON]
-    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
 def _in_flight(error: Exception, prepared: Prepared | None) -> BatchInFlight | None:

@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint import (
     close_earlier,
     discard_within,
     finish_deletions,
+    reason_of,
     restart_after,
     so_far,
     store_that_ends,
@@ -59,7 +60,7 @@ from dagster_ckpt.spark.metrics import measured
 from dagster_ckpt.spark.query import driver_jvm_pid, refuse_running_tasks
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.run.chosen import Prepared
-from dagster_ckpt.spark.run.failed_starts import FailedStarts, reason_of
+from dagster_ckpt.spark.run.failed_starts import FailedStarts
 from dagster_ckpt.spark.run.start import Start
 from dagster_ckpt.spark.run.watchdog import Watchdog
 from dagster_ckpt.spark.start_tracer import Earlier, StartTracer
