@@ -23,8 +23,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, Sight
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
-from dagster_ckpt.orchestration.sensors.launchable import why_refused
-from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
+from dagster_ckpt.orchestration.sensors.launching import launch_jvm, why_refused
 from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
 from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
 from dagster_ckpt.orchestration.sensors.staying import (

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt import SparkSessionResource
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.sensors.launched_jvm import launch_jvm
+from dagster_ckpt.orchestration.sensors.launching import launch_jvm
 from tests.helpers.orchestration.stored_job import make_asset
 
 _RESUMES = {names.RESUMES_TAG: "1", names.PARENT_RUN_TAG: "1"}
