@@ -30,13 +30,13 @@ from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.spark import (
     Event,
     Restarting,
-    SparkStarted,
     Started,
     StreamingJob,
     StreamingRun,
     start_session,
     supervise,
 )
+from dagster_ckpt.spark.events import SparkStarted
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 

@@ -55,7 +55,6 @@ __all__ = [
     "belongs_to_another",
     "beyond_restart",
     "dated",
-    "in_order",
     "is_outage",
     "reason_of",
     "restart_after",
@@ -122,7 +121,7 @@ class Failure:
         return cls(run_id, sequence, at, batch, reason_of(error), recoverable, type(error).__name__, plan)
 
 
-def in_order(failures: Iterable[Failure]) -> list[Failure]:
+def _in_order(failures: Iterable[Failure]) -> list[Failure]:
     """The failures by their times."""
     return sorted(failures, key=lambda failure: (failure.at, failure.run_id, failure.sequence))
 
@@ -142,7 +141,7 @@ def as_happened(failures: Iterable[Failure], now: float, run_id: str, after: Con
             return 1, failure.sequence
         return (2 if failure.run_id in after else 0), 0
 
-    return dated(sorted(in_order(failures), key=place), now)
+    return dated(sorted(_in_order(failures), key=place), now)
 
 
 def dated(failures: Sequence[Failure], now: float) -> list[Failure]:
@@ -173,10 +172,8 @@ class FailureLog:
     def record(self, series: int, failure: Failure) -> None:
         """Record a failure; recording it a second time changes nothing."""
         path = f"{self._directory}/s-{series:010}/{self.name(failure)}"
-        try:
+        with suppress(PublishConflict):
             self._filesystem.create(path, encode_record(failure, path))
-        except PublishConflict:
-            return
 
     def record_failed_start(self, series: int | None, run_id: str, error: Exception, at: float) -> None:
         """Record for the sensor, and for people, why a run that should go on with the job has not taken it over.
@@ -220,13 +217,13 @@ class FailureLog:
             run_id, _, number = name.rpartition("-")
             path, sequence = f"{directory}/{name}", int(number)
             try:
-                failure = record_in(data, self._filesystem, path, Failure, run_id=run_id, sequence=sequence)
-                known[name] = failure
+                found[name] = known[name] = record_in(
+                    data, self._filesystem, path, Failure, run_id=run_id, sequence=sequence
+                )
             except CorruptRecord as error:  # counted, or its death would be recorded, in vain, for ever
                 _log.warning("Nobody can tell when or why run %s failed: %s", run_id, error.message)
-                failure = Failure(run_id, sequence, 0.0, None, error.message)
-            found[name] = failure
-        return in_order(found.values())
+                found[name] = Failure(run_id, sequence, 0.0, None, error.message)
+        return _in_order(found.values())
 
     @staticmethod
     def _is_failure(series: int, entry: Entry) -> bool:
@@ -278,9 +275,7 @@ class Streak:
         times, plan = 0, None
         deaths: set[str] = set()
         for failure in reversed(failures):
-            if not _is_of_batch(failure):
-                break
-            if times and not _is_same(failure, failures[-1]):
+            if not _is_of_batch(failure) or (times and _of_what(failure) != _of_what(failures[-1])):
                 break
             if plan is not None and failure.plan not in {None, plan}:
                 break
@@ -393,13 +388,9 @@ def _is_of_batch(failure: Failure) -> bool:
     return failure.batch is not None and failure.recoverable and of_the_query
 
 
-def _is_same(one: Failure, other: Failure) -> bool:
-    return one.batch == other.batch and _symptom_of(one) == _symptom_of(other)
-
-
-def _symptom_of(failure: Failure) -> str:
+def _of_what(failure: Failure) -> tuple[int | None, str]:
     # However a driver ends, only its absence is known: the run or the sensor finds its JVM, its process, or both gone.
-    return "" if _is_gone(failure) else symptom(failure.reason)
+    return failure.batch, "" if _is_gone(failure) else symptom(failure.reason)
 
 
 def _is_gone(failure: Failure) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.attendance import Attendance
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak
 from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED
 from dagster_ckpt.checkpoint.sight import Sight
 from dagster_ckpt.config.checkpoint_config import JobStatus
@@ -804,7 +804,7 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
         delay = given_facts.restart.delay.total_seconds()
         assert newest.at + delay <= NOW or given_facts.waited >= delay
     assert not isinstance(given_facts.restart, NoRestart)
-    found = Streak.of(in_order(given_facts.failures))
+    found = Streak.of(sorted(given_facts.failures, key=lambda failure: failure.at))
     assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
 
 
