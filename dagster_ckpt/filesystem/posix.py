@@ -158,7 +158,7 @@ class PosixFileSystem(FileSystem):
     def read(self, path: str) -> bytes:
         source = f"{self._root}/{self._inside(path)}"  # a job has thousands of manifests, and a `Path` takes long
         with _storage_errors(f"read {source}", reading=True):
-            file = os.open(source, os.O_RDONLY | os.O_CLOEXEC)  # half the time of an `io.FileIO`
+            file = _open_file(source, os.O_RDONLY | os.O_CLOEXEC)  # half the time of an `io.FileIO`
             try:
                 return b"".join(iter(lambda: os.read(file, _SMALL), b""))
             finally:
@@ -167,7 +167,7 @@ class PosixFileSystem(FileSystem):
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with (
             _storage_errors(f"read {self.local(path)}", reading=True),
-            self.local(path).open("rb", buffering=0) as reader,
+            _reader(self.local(path)) as reader,
             target.open("xb", buffering=0) as writer,
         ):
             return _copy(reader, writer, part, lambda: False)
@@ -175,7 +175,7 @@ class PosixFileSystem(FileSystem):
     def checksum(self, path: str, part: Part | None = None) -> Written:
         with (
             _storage_errors(f"read {self.local(path)}", reading=True),
-            self.local(path).open("rb", buffering=0) as reader,
+            _reader(self.local(path)) as reader,
         ):
             return _copy(reader, None, part, lambda: False)
 
@@ -327,6 +327,23 @@ def _write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _reader(path: Path) -> io.FileIO:
+    return io.FileIO(path, opener=_open_file)
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file to be read. A pipe would have its reader wait for ever, and a device may never end."""
+    file = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # to read a directory is an error of the operating system
+        return file
+    os.close(file)
+    raise StorageError(
+        f"{path} is a pipe or a device, where a file must be.",
+        hint="Something else has put it there. Put the file back from a backup, or delete what is there.",
+    )
 
 
 @contextlib.contextmanager

@@ -182,8 +182,8 @@ class _Cursor:
             if all(isinstance(epoch, int) for epoch in found.values()):
                 return cls(ended=dict(found))  # of a release that remembered nothing but epochs
             ended = {job: told for job, told in found["ended"].items() if isinstance(told, str | int)}
-            return cls(int(found["first"]), ended, set(found["damaged"]))
-        except (AttributeError, KeyError, TypeError, ValueError):
+            return cls(int(found["first"]), ended, {job for job in found["damaged"] if isinstance(job, str)})
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             return cls()
 
     def text(self) -> str:

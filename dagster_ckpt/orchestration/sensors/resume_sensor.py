@@ -188,8 +188,10 @@ class _Cursor:
     @classmethod
     def of(cls, text: str | None) -> _Cursor:
         try:
-            return cls(**json.loads(text)) if text else cls()
-        except (TypeError, ValueError):  # written by a release with fewer fields
+            found: Any = json.loads(text or "{}")
+            finished = {job: token for job, token in found.get("finished", {}).items() if isinstance(token, str)}
+            return cls(int(found.get("first", 0)), finished)
+        except (AttributeError, OverflowError, TypeError, ValueError):  # anybody can set a cursor in Dagster's UI
             return cls()
 
     def text(self) -> str:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,39 @@ class TestPosix(FileSystemContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> FileSystem:
         return PosixFileSystem(tmp_path / "storage")
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device"])
+def test_what_never_ends_is_no_file(disk: PosixFileSystem, tmp_path: Path, what: str) -> None:
+    """Whoever reads a pipe waits for a writer, and /dev/zero fills the memory."""
+    disk.create("job/sound", b"record")
+    path = disk.local("job/heartbeat")
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")  # /dev/zero would fill the memory where this test fails
+    fetch = partial(disk.fetch, target=tmp_path / "copy")
+    reads: list[Callable[[str], object]] = [disk.read, disk.checksum, disk.read_if_there, fetch]
+    for read in reads:
+        with pytest.raises(StorageError, match=r"heartbeat is a pipe or a device") as caught:
+            _within_a_moment(partial(read, "job/heartbeat"))
+        assert "delete what is there" in caught.value.hint
+    assert disk.read("job/sound") == b"record"
+
+
+def _within_a_moment(read: Callable[[], object]) -> None:
+    """Raises what ``read`` raises; a ``read`` that does not return is interrupted."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        read()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class TestPosixCopyingByteByByte(FileSystemContract):

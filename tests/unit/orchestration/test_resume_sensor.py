@@ -1037,6 +1037,25 @@ def test_a_job_whose_configuration_the_code_no_longer_takes_does_not_stop_the_ot
     assert "threshold" in alert.reason
 
 
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        '{"finished": null}',
+        '{"first": null}',
+        '{"first": "x", "finished": []}',
+        '{"first": Infinity}',
+        '{"finished": {"orders": []}}',
+        "[]",
+        "1",
+        "no JSON",
+    ],
+)
+def test_a_cursor_that_says_nothing_stops_no_tick(sensor: Sensor, job: StoredJob, cursor: str) -> None:
+    job.die(run_id())
+    sensor.cursor = cursor
+    assert len(sensor.tick()[0]) == 1
+
+
 def test_several_jobs_are_resumed_in_one_tick(instance: dg.DagsterInstance, job: StoredJob) -> None:
     other = StoredJob(job.root, "payments")
     sensor = Sensor(instance, job, [make_asset(), make_asset("payments")])
