@@ -103,7 +103,8 @@ class PosixFileSystem(FileSystem):
         held: bytes | None
         try:
             temporary.unlink(missing_ok=True)
-            held = target.read_bytes()
+            with _reader(target) as file:
+                held = file.read()
         except FileNotFoundError:
             held = None
         except OSError as unknown:
@@ -335,7 +336,12 @@ def _reader(path: Path) -> io.FileIO:
 
 def _open_file(path: str, flags: int) -> int:
     """Open a file to be read. A pipe would have its reader wait for ever, and a device may never end."""
-    file = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        file = os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # another process has a lease on it, which the kernel asks for while this one waits
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - as above
+            raise
+        file = os.open(path, flags)
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # to read a directory is an error of the operating system
         return file

@@ -22,7 +22,7 @@ from typing import Self
 
 import psutil
 
-from dagster_ckpt.filesystem.private_directories import remove_entries
+from dagster_ckpt.filesystem.private_directories import is_own, remove_entries
 from dagster_ckpt.filesystem.values import Stopped
 from dagster_ckpt.hosts import process_table
 
@@ -125,13 +125,11 @@ def scratch_directory(place: Path | None = None) -> Iterator[Path]:
     place = Path(tempfile.gettempdir()) if place is None else place
     with ExitStack() as left:
         place.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # what is left harms nobody
-            remove_dead_scratch(place)  # first: their disk may be full
+        remove_dead_scratch(place)  # first: their disk may be full
         directory = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=place))
         left.callback(shutil.rmtree, directory, ignore_errors=True)
         _lock(directory, left)
-        with suppress(OSError):
-            _remove_old(place.resolve(), directory.stat().st_mtime)
+        _remove_old(place, directory.stat().st_mtime)
         yield directory
 
 
@@ -154,14 +152,10 @@ def _lock(directory: Path, left: ExitStack) -> None:
 
 
 def remove_dead_scratch(place: Path) -> None:
-    """Remove the scratch directories in ``place`` whose process is proven to be dead.
-
-    Raises:
-        OSError: ``place`` is not a directory, or its file system is not told.
-    """
-    place = place.resolve()
-    counts = _is_of_one_kernel(place)
-    _remove(place, lambda directory: _is_alive(directory, free_counts=counts) is False)
+    """Remove the scratch directories in ``place`` whose process is proven to be dead, as far as that can be done."""
+    with suppress(Exception):  # what is left harms nobody
+        counts = _is_of_one_kernel(place.resolve())
+        _remove(place, lambda directory: _is_alive(directory, free_counts=counts) is False)
 
 
 def _remove_old(place: Path, now: float) -> None:
@@ -174,11 +168,19 @@ def _remove_old(place: Path, now: float) -> None:
             return now - directory.stat(follow_symlinks=False).st_mtime > _LONG_AGO
         return False
 
-    _remove(place, is_old)
+    with suppress(Exception):
+        _remove(place, is_old)
 
 
 def _remove(place: Path, is_left: Callable[[Path], bool]) -> None:
-    remove_entries(place, lambda name: name.startswith(_PREFIX) and is_left(place / name))
+    """Remove those of this user; whatever others have put there, under whatever name, is no error."""
+
+    def is_removed(name: str) -> bool:
+        with suppress(Exception):
+            return name.startswith(_PREFIX) and is_own(place / name) and is_left(place / name)
+        return False
+
+    remove_entries(place.resolve(), is_removed)
 
 
 def _is_alive(directory: Path, *, free_counts: bool) -> bool | None:

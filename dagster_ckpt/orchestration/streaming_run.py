@@ -253,6 +253,8 @@ def _drive(
     def on_event(event: Event) -> None:
         if waiting is not None and isinstance(event, EpochClaimed):
             waiting.claimed()
+        if waiting is not None and isinstance(event, CheckpointCompleted):
+            waiting.completed()
         health.happened(event)
         try:
             _on_event(context, reporter, asset.savepoints_key, event)

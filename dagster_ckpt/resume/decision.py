@@ -370,7 +370,7 @@ def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
 
 def _restart(facts: Facts, claim: Claim) -> Action:
     resumes = _resumes(facts, claim)
-    failures = as_happened(facts.failures, facts.now, claim.run_id, {run.run_id for run in resumes})
+    failures = as_happened(facts.failures, facts.now, claim.run_id, [run.run_id for run in reversed(resumes)])
     tried = [run.run_id for run in resumes if run.status == "FAILURE"][:1]  # the newest
     if _is_interrupted(facts, claim) and not tried:
         return _resume(facts, claim, len(failures), f"run {claim.run_id} was interrupted, which is no failure")

@@ -161,7 +161,10 @@ class FetchedAhead:
         self._fetched = reference
 
     def _made(self) -> Path:
-        if self._directory is None:
+        if self._directory is not None and self._directory.is_dir():
+            os.utime(self._directory.parent)  # which nothing else changes: it is not left over
+        else:
+            self._left.close()
             make_working_directory(self._working, self._private_from)
             directory = self._left.enter_context(scratch_directory(self._working)) / "files"
             directory.mkdir()

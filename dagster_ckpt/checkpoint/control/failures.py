@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -126,20 +126,20 @@ def _in_order(failures: Iterable[Failure]) -> list[Failure]:
     return sorted(failures, key=lambda failure: (failure.at, failure.run_id, failure.sequence))
 
 
-def as_happened(failures: Iterable[Failure], now: float, run_id: str, after: Container[str] = ()) -> list[Failure]:
+def as_happened(failures: Iterable[Failure], now: float, run_id: str, after: Sequence[str] = ()) -> list[Failure]:
     """The failures of a series, oldest first, whatever the clocks of their hosts have said.
 
     Args:
         failures: in any order.
         now: seconds since 1970.
         run_id: the run that has claimed the job last: the runs before it failed before it did.
-        after: the runs that were to go on from that run.
+        after: the runs that were to go on from that run, in the order of their launches.
     """
 
     def place(failure: Failure) -> tuple[int, int]:
         if failure.run_id == run_id:
-            return 1, failure.sequence
-        return (2 if failure.run_id in after else 0), 0
+            return 0, failure.sequence
+        return (1 + after.index(failure.run_id), failure.sequence) if failure.run_id in after else (-1, 0)
 
     return dated(sorted(_in_order(failures), key=place), now)
 

@@ -132,6 +132,11 @@ class StandbyRun:
             self._warm.take()
         self.settle()
 
+    def completed(self) -> None:
+        """This run has a checkpoint of its own: no start needs what was fetched for the takeover."""
+        if self.ahead is not None:
+            self.ahead.remove()
+
     def settle(self) -> None:
         """Have Dagster know the run as a run of the job, as soon as Dagster hears it. Until then the sign stays.
 

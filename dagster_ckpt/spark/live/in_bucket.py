@@ -133,7 +133,9 @@ class StoredLive(LiveLocation):
         paths = [path for path in listed.objects if path.startswith(_LOGS)]
         with Threads(self._store.concurrency, "dagster-ckpt-read") as pool:
             before = dict(zip(paths, pool.map(listed.read, paths), strict=True))
-        with scratch_directory() as root:
+        with scratch_directory() as scratch:
+            root = scratch / "files"
+            root.mkdir()
             for path, data in before.items():
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_bytes(data)

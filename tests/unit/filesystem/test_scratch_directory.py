@@ -161,6 +161,16 @@ def test_what_is_no_scratch_directory_stays(tmp_path: Path, mounted: Mounted) ->
     assert before <= set(tmp_path.iterdir())
 
 
+def test_what_belongs_to_somebody_else_stays(tmp_path: Path, mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    del mounted
+    directory = tmp_path / "dagster-ckpt-scratch-0123456789ab-1-x"
+    directory.mkdir()
+    _aged(directory, 30)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    _make_next(tmp_path)
+    assert directory.is_dir()
+
+
 def test_a_place_whose_other_entries_cannot_be_seen_takes_a_directory_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,3 +180,25 @@ def test_a_place_whose_other_entries_cannot_be_seen_takes_a_directory_all_the_sa
     monkeypatch.setattr(psutil, "disk_partitions", refused)
     with scratch_directory(tmp_path) as directory:
         assert directory.is_dir()
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("signed integer is greater than maximum"), RecursionError(), OSError()]
+)
+def test_what_cannot_be_looked_at_or_removed_stops_nobody(
+    error: Exception, tmp_path: Path, mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> bool:
+        raise error
+
+    del mounted
+    own = hosts_prefix(tmp_path)
+    (tmp_path / f"{own}99999999999-x").mkdir()
+    monkeypatch.setattr(psutil, "pid_exists", failing)
+    _make_next(tmp_path)
+
+
+def hosts_prefix(place: Path) -> str:
+    """What the names of this host's directories begin with."""
+    with scratch_directory(place) as directory:
+        return directory.name.partition(f"{os.getpid()}-")[0]

@@ -124,8 +124,17 @@ def test_failures_are_told_as_they_happened() -> None:
     ]
     after = [replace(FIRST, run_id="run-z", at=98.0)]
     ahead = replace(FIRST, run_id="run-y", at=4e6)
-    told = as_happened([*own, ahead, *after, *before], 100.0, FIRST.run_id, {"run-z"})
+    told = as_happened([*own, ahead, *after, *before], 100.0, FIRST.run_id, ["run-z"])
     assert told == [replace(ahead, at=80.0), replace(own[0], at=80.0), *before, *own[1:], *after]
+
+
+def test_starts_that_failed_one_after_the_other_are_told_so() -> None:
+    """Else one that was launched on a host whose clock is a year ahead would be the last for a year."""
+    ahead = replace(FIRST, run_id="run-z", at=4e7)
+    after = [replace(FIRST, run_id=f"run-{number}", at=150.0 + number) for number in range(3)]
+    launched = [ahead.run_id, *(failure.run_id for failure in after)]
+    told = as_happened([FIRST, *after, ahead], 200.0, FIRST.run_id, launched)
+    assert told == [replace(ahead, at=FIRST.at), FIRST, *after]
 
 
 def test_the_time_of_the_last_failure_is_believed() -> None:
