@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint import (
     taken_back_since,
 )
 from dagster_ckpt.clock import Clock, iso, seconds_of
-from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest, UpgradeMode, format_duration
+from dagster_ckpt.config import LATEST, NONE, RestoreRequest, UpgradeMode, format_duration
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, RestoreRefused, UpgradeFailed
 from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark.job import StreamingJob
@@ -136,7 +136,7 @@ class Upgrading:
             self._upgrade = pending
             self._refuse_failing(claim, pending)
             return replace(plain, code=replace(plain.code, upgrade=pending))
-        return self._changed(plain, back, claim, before, pending, (epoch, choice))
+        return self._changed(plain, back, claim, before, pending, epoch)
 
     def job_of_next_start(self) -> StreamingJob:
         """The job with the function that a start by ``latest`` would run now.
@@ -252,7 +252,7 @@ class Upgrading:
         claim: Claim,
         before: str,
         pending: Upgrade | None,
-        chosen: tuple[int, Choice],
+        epoch: int,
     ) -> Begun:
         """The first start of a new version."""
         mode, returns = self._versions.mode, self._versions.timeout is not None
@@ -262,7 +262,7 @@ class Upgrading:
         if mode is UpgradeMode.STATELESS:
             request = back.sent_to(NONE)
         elif mode is UpgradeMode.SAVEPOINT:
-            request = back.sent_to(self._savepoint(before, checkpoint, chosen))
+            request = back.sent_to(self._savepoint(before, checkpoint, epoch))
         why = f"version {self._versions.current} begins after version {before} ({mode})"
         if not returns:
             return replace(plain, request=request, why=why)
@@ -273,17 +273,13 @@ class Upgrading:
         self._refuse_failing(claim, self._upgrade)
         return replace(plain, request=request, code=replace(plain.code, upgrade=self._upgrade), why=why)
 
-    def _savepoint(self, before: str, checkpoint: str | None, chosen: tuple[int, Choice]) -> str:
-        """The savepoint that the version before was stopped with."""
-        epoch, choice = chosen
+    def _savepoint(self, before: str, checkpoint: str | None, epoch: int) -> str:
+        """The savepoint that the version before, whose newest start is ``epoch``, was stopped with."""
         if checkpoint is not None:
             if self._catalog.resolve(checkpoint).location is not None:
                 return checkpoint
-        elif (end := self._catalog.records.epochs.read_end(epoch)) is not None and end.status == JobStatus.FINISHED:
-            last = self._catalog.last_completed(choice.job_id)
-            for savepoint in self._catalog.records.taken_savepoints.taken_in(epoch):
-                if savepoint.job_id == choice.job_id and savepoint.checkpoint_id > last:
-                    return savepoint.reference
+        elif (end := self._catalog.records.epochs.read_end(epoch)) is not None and end.savepoint is not None:
+            return end.savepoint
         name, path, new = self._catalog.job_name, self._catalog.filesystem.path_option, self._versions.current
         raise RestoreRefused(
             f"Job {name!r} changes from version {before} to {new} under upgrade_mode savepoint, and version {before} "

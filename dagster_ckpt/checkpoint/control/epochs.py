@@ -147,6 +147,7 @@ class End:
         ended_at: ISO 8601 in UTC.
         taken_back: the version that has failed before its first checkpoint, if the job is to return to another one.
         returns_to: the version before.
+        savepoint: the savepoint that the job was stopped with.
     """
 
     status: Line
@@ -155,6 +156,7 @@ class End:
     ended_at: Line
     taken_back: Line | None = None
     returns_to: Line | None = None
+    savepoint: Line | None = None
 
     @property
     def is_final(self) -> bool:

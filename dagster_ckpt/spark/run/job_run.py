@@ -272,7 +272,7 @@ class StreamingRun:
             return self._again(claim, "The new version was late, and completed a checkpoint while it was stopped.")
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
-        return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
+        return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record, savepoint=ended.savepoint)
 
     def _tell(self, heart: Heart, event: Event) -> None:
         if isinstance(event, CheckpointCompleted):
@@ -308,6 +308,7 @@ class StreamingRun:
         *,
         refused: bool = False,
         on_record: Callable[[], None] = lambda: None,
+        savepoint: str | None = None,
     ) -> RunResult:
         """Record the end and clean up as the policy says; a refused restore has changed nothing and deletes nothing."""
         prepared, config = self._state.prepared, self._job.config
@@ -318,7 +319,7 @@ class StreamingRun:
         discards = not keeps and config.discards(status)
         claim = self._claims.open(claim, is_start=False)
         self._catalog.records.epochs.check(claim.epoch)
-        end = End(status.value, reason, discards, iso(self._clock.time()), *self._upgrading.back)
+        end = End(status.value, reason, discards, iso(self._clock.time()), *self._upgrading.back, savepoint)
         if not self._catalog.records.epochs.record_own_end(claim.epoch, end):
             discards = False  # another end is on record: whoever ends the job does the cleanup
         on_record()

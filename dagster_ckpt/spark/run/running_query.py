@@ -77,10 +77,12 @@ class Ended:
     Attributes:
         reason: how the query ended, for people.
         on_record: called once the end of the job is on record.
+        savepoint: the savepoint that the job was stopped with.
     """
 
     reason: str
     on_record: Callable[[], None]
+    savepoint: str | None
 
 
 class RunningQuery:
@@ -257,13 +259,13 @@ class RunningQuery:
                         source.look_again()
                         coordinator.finish()
                         savepoints.finish()
-                        return Ended("the query ended", savepoints.job_ended)
+                        return Ended("the query ended", savepoints.job_ended, savepoints.stopped_with)
                 if savepoints.stop_asked:
                     self._stop()
                     report = self._tracer.report(query)
                     source.look_again()
                     _finish_stopped(coordinator, savepoints)
-                    return Ended("stopped with a savepoint", savepoints.job_ended)
+                    return Ended("stopped with a savepoint", savepoints.job_ended, savepoints.stopped_with)
                 if positions is not None and time.monotonic() - checked >= _CHECK:
                     checked = time.monotonic()
                     _look_at_sink(positions, source)

@@ -150,6 +150,31 @@ def test_savepoint_goes_on_from_the_savepoint_of_the_stop_alone(upgradable: Benc
     assert "version 2 was not stopped with a savepoint" in refused.message
 
 
+def test_a_savepoint_before_the_last_batches_is_not_the_one_of_the_stop(upgradable: Bench, take: Take) -> None:
+    """Though the checkpoints that cover these batches are deleted when the query ends by itself."""
+    sessions: list[SparkSession] = []
+
+    def first(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        sessions.append(session)
+        return deduplicated(bench, session)
+
+    upgradable.until_done = False
+    config = NEVER.model_copy(update={"retain_on_success": False})
+    launch = upgradable.launch(_version(upgradable, "1", first, config=config))
+    upgradable.await_in_sink(launch)
+    nightly = take(upgradable)
+    upgradable.land(1)
+    upgradable.await_in_sink(launch)
+    (query,) = sessions[-1].streams.active
+    query.stop()
+    launch.result()
+    upgradable.until_done = True
+    assert launch.completed[-1].batch > upgradable.catalog.resolve(nightly.pointer).batch
+    assert not upgradable.checkpoints(), "the policy has deleted them"
+    refused = upgradable.refused(RestoreRefused, _version(upgradable, "2", mode=UpgradeMode.SAVEPOINT))
+    assert "version 1 was not stopped with a savepoint" in refused.message
+
+
 def test_stateless_begins_from_nothing_in_a_sink_without_data(upgradable: Bench) -> None:
     upgradable.refused(SinkNotEmpty, _version(upgradable, "2", mode=UpgradeMode.STATELESS))
     launch = upgradable.tick(0, _version(upgradable, "2", _elsewhere, mode=UpgradeMode.STATELESS))

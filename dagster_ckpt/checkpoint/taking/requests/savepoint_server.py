@@ -70,6 +70,10 @@ class SavepointServer:
         checkpoints: has checkpoints taken that are asked for.
         lease: of the run; looks at a bucket follow it.
         told: called on the same thread with each change of a request.
+
+    Attributes:
+        stopped_with: the savepoint of the last committed batch that was taken to stop the job, once :meth:`finish` has
+            taken one.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class SavepointServer:
         self._watch = RequestWatch(requests, clock, lease.look(LOOK, store.filesystem))
         self._current: _Taking | None = None
         self._stop: SavepointRequest | None = None
+        self.stopped_with: str | None = None
 
     @property
     def stop_asked(self) -> bool:
@@ -365,6 +370,8 @@ class SavepointServer:
         except Exception as error:  # the same
             self._answers.failed(request, error)
             return error
+        if request.stop:
+            self.stopped_with = metadata.reference
         self._taken(request, metadata)
         return None
 
