@@ -32,7 +32,8 @@ def with_kafka_headers(rows: DataFrame, job: str, batch: int) -> DataFrame:
     Args:
         rows: the columns of Spark's Kafka sink, such as ``key`` and ``value``. A query that runs a batch again must
             find the same values: no random numbers, no time of day.
-        job: names the job for consumers. A job that starts over needs another name, because its batches count from 0.
+        job: names the job for consumers. A job that starts over needs another name, because its batches count from 0,
+            and so does code that makes other records of the same rows.
         batch: the number of the batch.
 
     Returns:
