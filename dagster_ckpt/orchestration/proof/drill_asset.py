@@ -22,6 +22,9 @@ __all__ = ["DRILLED", "build_restore_drill"]
 #: The name of the check.
 DRILLED = "drilled"
 _HAS_FAILED = "The last restore drill failed: "
+#: What the observations of a drill tell, and how many are looked at: each drill leaves two at most.
+_BEGUN, _FAILED, _INTERRUPTED = "begun", "failed", "interrupted"
+_LOOKS = 100
 
 
 def build_restore_drill(
@@ -40,7 +43,7 @@ def build_restore_drill(
     Materializing ``<name>_drill`` copies the newest checkpoint aside, restores it there, and computes one batch of the
     job's own query, whose rows go nowhere. The job may be running; nothing of it is touched. The materialization has
     the recovery time and the recovery point as numbers. The asset check ``drilled`` is red when the last drill failed,
-    or is older than ``max_age``.
+    was killed or does not end, or is older than ``max_age``.
 
     .. code-block:: python
 
@@ -55,7 +58,8 @@ def build_restore_drill(
         check_schedule: when the checks ``restorable``, ``fresh`` and ``drilled`` of the job are evaluated; ``None``
             leaves that to you.
         max_age: how old the last good drill may be.
-        timeout: how long the batch of a drill may take.
+        timeout: how long the batch of a drill may take; a drill that has not ended by then is one that failed, until
+            it ends.
         spark: starts Spark for drills; by default as for the job. A local Spark leaves a cluster alone.
         scratch_directory: where the copy lies: a directory that driver and executors share. By default the temporary
             directory of the machine, for a local Spark.
@@ -81,12 +85,22 @@ def build_restore_drill(
     def drill(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         from dagster_ckpt.orchestration.proof.drilling import run_drill  # noqa: PLC0415 - Spark, only for runs
 
+        def tell(what: str, description: str) -> None:
+            # At once: Dagster stores what a function logs when the function has ended.
+            told = {"drill": what, "run_id": context.run.run_id}
+            observation = dg.AssetObservation(key, description=description, metadata=told)
+            context.instance.report_runless_asset_event(observation)
+
         given = context.op_execution_context.op_config or {}
+        tell(_BEGUN, "A restore drill began.")
         try:
             done = run_drill(asset, context, given, spark=spark, scratch_directory=scratch_directory, timeout=longest)
+        except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
+            tell(_INTERRUPTED, "The restore drill was interrupted, which tells nothing of the checkpoint.")
+            raise
         except Exception as error:  # whatever has failed, so has the drill
             told = in_one_line(redacted(error.message if isinstance(error, CheckpointError) else repr(error)))
-            context.log_event(dg.AssetObservation(key, description=told, metadata={"failed": told}))
+            tell(_FAILED, told)
             # Dagster skips the check of an asset that was not materialized.
             red = _red(f"{_HAS_FAILED}{told}")
             context.instance.report_runless_asset_event(
@@ -103,7 +117,7 @@ def build_restore_drill(
         metadata = {name: value for name, value in asdict(done).items() if value is not None}
         return dg.MaterializeResult(metadata={**metadata, "recovery_seconds": done.recovery_seconds})
 
-    drilled = _drilled_check(key, oldest)
+    drilled = _drilled_check(key, oldest, longest)
     jobs = [
         dg.define_asset_job(
             f"{asset.name}_drill_job",
@@ -127,7 +141,7 @@ def build_restore_drill(
     return dg.Definitions(assets=[drill], asset_checks=[drilled], jobs=jobs, schedules=schedules)
 
 
-def _drilled_check(key: dg.AssetKey, oldest: timedelta) -> dg.AssetChecksDefinition:
+def _drilled_check(key: dg.AssetKey, oldest: timedelta, longest: timedelta) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=key,
         name=DRILLED,
@@ -136,10 +150,8 @@ def _drilled_check(key: dg.AssetKey, oldest: timedelta) -> dg.AssetChecksDefinit
     def drilled(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         instance = context.instance
         good = instance.fetch_materializations(key, limit=1).records
-        bad = instance.fetch_observations(key, limit=1).records
-        if bad and (not good or bad[0].storage_id > good[0].storage_id):
-            observation = bad[0].event_log_entry.asset_observation
-            return _red(f"{_HAS_FAILED}{observation and observation.description}")
+        if (failure := _failure_after(good[0].storage_id if good else -1, instance, key, longest)) is not None:
+            return _red(f"{_HAS_FAILED}{failure}")
         if not good:
             return _red("There was no restore drill yet: materialize this asset.")
         age = max(SystemClock().time() - good[0].timestamp, 0.0)
@@ -152,6 +164,35 @@ def _drilled_check(key: dg.AssetKey, oldest: timedelta) -> dg.AssetChecksDefinit
         )
 
     return drilled
+
+
+def _failure_after(good: int, instance: dg.DagsterInstance, key: dg.AssetKey, longest: timedelta) -> str | None:
+    """Why the newest drill after the event ``good`` has failed, of those that tell anything; ``None`` if none has.
+
+    A drill that was killed has told that it began, and nothing more.
+    """
+    interrupted = set()
+    for record in instance.fetch_observations(key, limit=_LOOKS).records:
+        observation = record.asset_observation
+        if record.storage_id < good or observation is None:
+            break
+        told = {name: value.value for name, value in observation.metadata.items()}
+        what, run_id = told.get("drill"), str(told.get("run_id", ""))
+        run = instance.get_run_by_id(run_id)
+        status = None if run is None else run.status
+        if status in {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}:
+            continue  # its user has ended it
+        if what == _INTERRUPTED:
+            interrupted.add(run_id)
+        elif what != _BEGUN:
+            return str(observation.description)
+        elif run_id not in interrupted:
+            if status is dg.DagsterRunStatus.FAILURE:
+                return f"run {run_id} ended without a word: it was killed, perhaps for its memory, or its host is lost."
+            age = SystemClock().time() - record.timestamp
+            if age > longest.total_seconds():
+                return f"run {run_id} has not ended in {timedelta(seconds=int(age))}."
+    return None
 
 
 def _red(why: str, **metadata: Any) -> dg.AssetCheckResult:

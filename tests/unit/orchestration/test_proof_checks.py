@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
+from unittest import mock
 
 import dagster as dg
 import pytest
@@ -14,11 +20,12 @@ from dagster_ckpt import CheckpointConfig, SparkSessionResource, build_checkpoin
 from dagster_ckpt.checkpoint.catalog.spot_checks import spot_check
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
 from dagster_ckpt.orchestration.proof import checks
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 _KEY = dg.AssetKey(["orders"])
+_DRILL = dg.AssetKey(["orders_drill"])
 _CONFIG = CheckpointConfig(interval="1 min", timeout="1 min", tolerable_failed_checkpoints=1)  # so 3 minutes
 
 
@@ -143,19 +150,44 @@ def test_fresh_is_red_when_a_job_is_dead_for_long_or_has_failed(job: StoredJob) 
     assert "the third failure" in str(failed.description)
 
 
-def _drilled(instance: dg.DagsterInstance, **options: str) -> dg.AssetCheckEvaluation:
+def _of_drills(**options: str) -> dg.Definitions:
     definitions = build_restore_drill(make_asset(), **options)  # type: ignore[arg-type]
-    resources = {"checkpoint_storage": 1, "spark": 1}
-    merged = dg.Definitions.merge(definitions, dg.Definitions(resources=resources))
-    whole = merged.resolve_implicit_global_asset_job_def()
-    key = dg.AssetCheckKey(dg.AssetKey(["orders_drill"]), "drilled")
+    return dg.Definitions.merge(definitions, dg.Definitions(resources={"checkpoint_storage": 1, "spark": 1}))
+
+
+def _drill(instance: dg.DagsterInstance, drill: Callable[..., object]) -> None:
+    """A run of the drill in which ``drill`` does the work."""
+    with mock.patch("dagster_ckpt.orchestration.proof.drilling.run_drill", drill):
+        job = _of_drills().resolve_job_def("orders_drill_job")
+        job.execute_in_process(instance=instance, raise_on_error=False)
+
+
+def _raising(error: BaseException) -> Callable[..., object]:
+    def drill(*_: object, **__: object) -> None:
+        raise error
+
+    return drill
+
+
+def _killed(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _drill_in_process_of_its_own(home: str) -> None:
+    with dg.DagsterInstance.from_config(home) as instance:
+        _drill(instance, _killed)
+
+
+def _drilled(instance: dg.DagsterInstance, **options: str) -> dg.AssetCheckEvaluation:
+    whole = _of_drills(**options).resolve_implicit_global_asset_job_def()
+    key = dg.AssetCheckKey(_DRILL, "drilled")
     only = whole.get_subset(asset_check_selection={key}, asset_selection=set())
     (found,) = only.execute_in_process(instance=instance).get_asset_check_evaluations()
     return found
 
 
 def test_drilled_is_red_without_a_good_and_recent_drill() -> None:
-    key = dg.AssetKey(["orders_drill"])
+    key = _DRILL
     with dg.DagsterInstance.ephemeral() as instance:
         assert not _drilled(instance).passed, "there was none"
         instance.report_runless_asset_event(dg.AssetMaterialization(key))
@@ -169,6 +201,65 @@ def test_drilled_is_red_without_a_good_and_recent_drill() -> None:
         assert "chk-3 cannot be restored" in str(failed.description)
         instance.report_runless_asset_event(dg.AssetMaterialization(key))
         assert _drilled(instance).passed
+
+
+def test_drilled_stays_red_after_a_drill_that_failed() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(_DRILL))
+        _drill(instance, _raising(CheckpointNotFound("chk-3 is gone")))
+        for _ in range(2):
+            failed = _drilled(instance)
+            assert not failed.passed
+            assert failed.description == "The last restore drill failed: chk-3 is gone"
+
+
+@pytest.mark.parametrize("interrupt", [dg.DagsterExecutionInterruptedError, KeyboardInterrupt])
+def test_drilled_stays_as_it_was_after_a_drill_that_was_interrupted(interrupt: type[BaseException]) -> None:
+    """Though Dagster counts its run as failed: nobody has asked it to terminate the run."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(_DRILL))
+        with contextlib.suppress(interrupt):
+            _drill(instance, _raising(interrupt()))
+        assert _drilled(instance, timeout="1 ms").passed
+        _drill(instance, _raising(CheckpointNotFound("chk-3 is gone")))
+        with contextlib.suppress(interrupt):
+            _drill(instance, _raising(interrupt()))
+        assert not _drilled(instance).passed, "the drill before has failed"
+
+
+@pytest.mark.slow
+def test_drilled_is_red_after_a_drill_that_was_killed(tmp_path: Path) -> None:
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(_DRILL))
+        process = get_context("spawn").Process(target=_drill_in_process_of_its_own, args=(str(tmp_path),))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        (run,) = instance.get_runs(filters=dg.RunsFilter(job_name="orders_drill_job"))
+        assert not run.is_finished, "Dagster does not know yet"
+        assert _drilled(instance).passed, "it may be going on"
+        late = _drilled(instance, timeout="1 ms")
+        assert not late.passed
+        assert f"run {run.run_id} has not ended in" in str(late.description)
+        instance.report_run_failed(run)
+        killed = _drilled(instance)
+        assert not killed.passed
+        assert f"run {run.run_id} ended without a word" in str(killed.description)
+        instance.report_runless_asset_event(dg.AssetMaterialization(_DRILL))
+        assert _drilled(instance, timeout="1 ms").passed
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_drilled_stays_as_it_was_after_a_drill_that_was_terminated(tmp_path: Path) -> None:
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(_DRILL))
+        process = get_context("spawn").Process(target=_drill_in_process_of_its_own, args=(str(tmp_path),))
+        process.start()
+        process.join()
+        (run,) = instance.get_runs(filters=dg.RunsFilter(job_name="orders_drill_job"))
+        instance.report_run_canceled(run)
+        assert _drilled(instance, timeout="1 ms").passed
 
 
 def test_schedules_of_drills_and_checks_and_what_they_run(job: StoredJob) -> None:
