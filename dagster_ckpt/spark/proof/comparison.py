@@ -99,19 +99,19 @@ def compare_rows(
         CheckpointError: a storage failed, or a record is damaged.
     """
     newest, after, until = find_common(storage, blue, green, green_storage)
-    both = [
-        _rows(metadata, spark, after, until) if read is None else read(spark, metadata.job_name, after, until)
-        for metadata in newest
-    ]
-    ours, theirs = both
-    if ours.columns and theirs.columns:
-        if columns is None and sorted(ours.columns) != sorted(theirs.columns):
-            raise InvalidConfiguration(
-                f"{blue} has the columns {', '.join(ours.columns)}, and {green} has {', '.join(theirs.columns)}.",
-                hint="Name the columns that are to be compared.",
-            )
-        ours, theirs = (rows.select(*(columns or sorted(ours.columns))) for rows in both)
     try:
+        both = [
+            _rows(metadata, spark, after, until) if read is None else read(spark, metadata.job_name, after, until)
+            for metadata in newest
+        ]
+        ours, theirs = both
+        if ours.columns and theirs.columns:
+            if columns is None and sorted(ours.columns) != sorted(theirs.columns):
+                raise InvalidConfiguration(
+                    f"{blue} has the columns {', '.join(ours.columns)}, and {green} has {', '.join(theirs.columns)}.",
+                    hint="Name the columns that are to be compared.",
+                )
+            ours, theirs = (_selected(rows, columns or sorted(ours.columns)) for rows in both)
         return _compared(blue, green, after + 1, until, ours, theirs)
     except Exception as error:
         from pyspark.errors import PySparkException  # noqa: PLC0415 - PySpark is loaded where it runs
@@ -143,6 +143,12 @@ def _compared(blue: str, green: str, first: int, last: int, ours: DataFrame, the
         lost, new = ours.exceptAll(theirs), theirs.exceptAll(ours)
     examples = [f"{sign} {text}" for sign, rows in (("-", lost), ("+", new)) for text in _as_json(rows)]
     return Comparison(blue, green, first, last, ours.count(), lost.count(), new.count(), examples)
+
+
+def _selected(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+    """These columns; ``a.b`` is the column of that name, or else the field of a column ``a``."""
+    there = set(rows.columns)
+    return rows.select(*("`{}`".format(name.replace("`", "``")) if name in there else name for name in names))
 
 
 def _as_json(rows: DataFrame) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["rows_in", "told_gone"]
 
 _TYPED = frozenset({"parquet", "orc"})
+#: What Spark takes for a part of a pattern in a path that it reads, and for itself after a backslash.
+_PATTERN = re.compile(r"[\\\[\]{}*?]")
 
 
 def rows_in(files: Sequence[Path], root: Path, session: SparkSession) -> DataFrame:
@@ -41,7 +44,7 @@ def rows_in(files: Sequence[Path], root: Path, session: SparkSession) -> DataFra
         return session.createDataFrame([], "")
     found = formats.pop().lstrip(".")
     reader = session.read.option("basePath", hadoop_path(root)).format(found if found in _TYPED else "text")
-    return reader.load([hadoop_path(file) for file in files])
+    return reader.load([_PATTERN.sub(r"\\\g<0>", hadoop_path(file)) for file in files])
 
 
 def told_gone(files: Sequence[tuple[str, int]], root: Path) -> str:
