@@ -43,6 +43,7 @@ __all__ = [
     "checkpoint_job",
     "is_resume",
     "is_resumed",
+    "of_stream",
     "of_user",
     "partition_key",
     "rollback_job",
@@ -85,15 +86,27 @@ ROOT_RUN_TAG = "dagster/root_run_id"
 RUN_KEY_TAG = "dagster/run_key"
 #: Tags of Dagster's and of this library's that tell what one run is, where it came from, or how it went.
 _OF_THE_RUN = ("dagster/", ".dagster/", "dagster_ckpt/")
-_ASKED = frozenset({"dagster/priority", "dagster/max_runtime", "dagster/concurrency_key"})
 MAX_RETRIES_TAG = "dagster/max_retries"
 #: The run key of a resume: the job, the claim that it continues, and the number of failures.
 _RESUME_KEY = re.compile(r".+:[0-9a-f]{12}:[0-9]+")
+#: Two names of one limit; Dagster reads the first one first.
+MAX_RUNTIME_TAGS = ("dagster/max_runtime", "dagster/max_runtime_seconds")
+_ASKED = frozenset({"dagster/priority", "dagster/concurrency_key", *MAX_RUNTIME_TAGS})
 
 
 def of_user(tags: Mapping[str, str]) -> dict[str, str]:
     """The tags of a run that say what its user wanted, for a run that continues it."""
     return {key: value for key, value in tags.items() if key in _ASKED or not key.startswith(_OF_THE_RUN)}
+
+
+def of_stream(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags ``tags`` of a run with a stream, which Dagster neither retries nor ends because it runs for long.
+
+    Dagster's retries know neither the restart strategy nor its budget. At the limit of ``run_monitoring`` a run looks
+    canceled, though nobody wants its job to end; a limit in the tags is its user's.
+    """
+    limit = {} if any(tag in tags for tag in MAX_RUNTIME_TAGS) else {MAX_RUNTIME_TAGS[0]: "0"}
+    return {**limit, **tags, MAX_RETRIES_TAG: "0"}
 
 
 def is_resume(tags: Mapping[str, str]) -> bool:

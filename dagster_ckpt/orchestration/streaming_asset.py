@@ -259,9 +259,10 @@ def checkpointed_streaming_asset(
         def streaming(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
-            # A run of the asset graph has no tags of the job's, and a run that Dagster retries as well would be two.
-            if context.run.tags.get(names.MAX_RETRIES_TAG) != "0":
-                context.instance.add_run_tags(context.run.run_id, {names.MAX_RETRIES_TAG: "0"})
+            # A run of the asset graph has no tags of the job's.
+            missing = names.of_stream(context.run.tags).items() - context.run.tags.items()
+            if missing:
+                context.instance.add_run_tags(context.run.run_id, dict(missing))
             yield from execute(context, stream_of(context), report_every.total_seconds())
 
         def operate(
@@ -369,7 +370,7 @@ def _standby_job(name: str, key: dg.AssetKey) -> "UnresolvedAssetJobDefinition":
         "that run is dead. The resume sensor launches it.",
         executor_def=dg.in_process_executor,
         # Not the job's own tag before the run has taken the job over: one run at a time may have that.
-        tags={names.STANDBY_OF_TAG: name, names.MAX_RETRIES_TAG: "0"},
+        tags=names.of_stream({names.STANDBY_OF_TAG: name}),
     )
 
 
@@ -379,8 +380,7 @@ def _job(name: str, key: dg.AssetKey, run_tags: Mapping[str, str] | None) -> "Un
         # A check that is planned with the run would count as running for as long as the stream runs.
         selection=dg.AssetSelection.assets(key).without_checks(),
         description=f"Runs {key.to_user_string()}, going on from its newest checkpoint.",
-        # One process: a dying run worker then leaves no step process behind. Dagster's own retries are off,
-        # because they know neither the restart strategy nor its budget.
+        # One process: a dying run worker then leaves no step process behind.
         executor_def=dg.in_process_executor,
-        tags={**(run_tags or {}), names.JOB_TAG: name, names.MAX_RETRIES_TAG: "0"},
+        tags=names.of_stream({**(run_tags or {}), names.JOB_TAG: name}),
     )

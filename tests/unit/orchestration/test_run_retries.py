@@ -1,18 +1,25 @@
-"""Dagster's own retries of runs, switched on: they would start a second run beside the one that the sensor launches."""
+"""What Dagster would do with the run of a stream by itself: retry it beside the sensor, or end it after some hours."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import create_autospec
 
 import dagster as dg
 import pytest
 from dagster._core.storage.tags import WILL_RETRY_TAG
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import filter_runs_to_should_retry
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions, checkpointed_streaming_asset
 from dagster_ckpt import spark as spark_door
 from dagster_ckpt.errors import QueryFailed
+from dagster_ckpt.orchestration import names
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset
 
 _GRAPH = "__ASSET_JOB"
@@ -27,6 +34,14 @@ def _fail(*_: Any, **__: Any) -> NoReturn:
     raise QueryFailed("the table is gone")
 
 
+def _is_ended_at_the_limit(run: dg.DagsterRun) -> bool:
+    """Whether ``run_monitoring.max_runtime_seconds`` ends a run that goes on for ever."""
+    instance = create_autospec(dg.DagsterInstance, instance=True)
+    record: Any = SimpleNamespace(dagster_run=run, start_time=0.0)
+    check_run_timeout(instance, record, logging.getLogger(__name__), default_timeout_seconds=3600)
+    return bool(instance.report_run_canceling.called)
+
+
 @pytest.mark.parametrize(
     ("job", "selected", "retried"),
     [
@@ -36,7 +51,7 @@ def _fail(*_: Any, **__: Any) -> NoReturn:
     ],
     ids=["another asset", "the asset page", "the job"],
 )
-def test_dagster_does_not_retry_a_stream_that_the_sensor_resumes(
+def test_dagster_neither_retries_nor_ends_a_stream_that_the_sensor_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, selected: str, retried: bool
 ) -> None:
     monkeypatch.setattr(spark_door, "supervise", _fail)
@@ -55,3 +70,21 @@ def test_dagster_does_not_retry_a_stream_that_the_sensor_resumes(
         assert run is not None
         assert run.tags[WILL_RETRY_TAG] == str(retried).lower()
         assert [found.run_id for found in filter_runs_to_should_retry([run], instance)] == [run.run_id] * retried
+        assert _is_ended_at_the_limit(run) == retried
+
+
+@pytest.mark.parametrize("limit", names.MAX_RUNTIME_TAGS)
+def test_a_limit_of_its_user_ends_a_stream(tmp_path: Path, limit: str) -> None:
+    @checkpointed_streaming_asset(run_tags={limit: "60"}, standby=True)
+    def payments(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        raise AssertionError("no test runs this query")
+
+    stored = StoredJob(tmp_path / "storage")
+    resources = {"checkpoint_storage": stored.storage, "spark": SparkSessionResource()}
+    definitions = build_checkpoint_definitions([payments], resources)
+    with dg.DagsterInstance.ephemeral() as instance:
+        jobs = (definitions.resolve_job_def(job) for job in ("payments_job", "payments_standby"))
+        run, standby = (instance.create_run_for_job(job, tags=job.run_tags) for job in jobs)
+    assert _is_ended_at_the_limit(run)
+    assert names.of_user(run.tags) == {limit: "60"}
+    assert not _is_ended_at_the_limit(standby)
