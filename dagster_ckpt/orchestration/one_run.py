@@ -19,21 +19,28 @@ __all__ = ["give_way", "tell_of_others"]
 _PATIENCE = 60.0
 
 
-def give_way(context: dg.AssetExecutionContext, error: JobAlreadyRunning, clock: Clock) -> None:
+def give_way(
+    context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset, error: JobAlreadyRunning, clock: Clock
+) -> None:
     """Have Dagster terminate this run, as *Terminate* does, if another run of this Dagster drives the job.
 
     *Materialize* on an asset's page waits for no limit. A run that has failed would alert people, though nothing is
-    wrong. Returns if the run is to fail: it was asked to begin with something, or this Dagster does not know the other
-    run or does not terminate this one.
+    wrong. Returns if the stream's step is to fail: the run was asked to begin with something or has other assets, or
+    this Dagster does not know the other run or does not terminate this one.
 
     Args:
         context: of this run.
+        asset: the stream.
         error: tells which run is alive.
         clock: monotonic time.
     """
     instance, mine = context.instance, context.run.run_id
     other = None if error.by is None or error.by == mine else instance.get_run_by_id(error.by)
     if other is None or other.is_finished or asked_once(context.op_execution_context.op_config):
+        return
+    if context.job_def.asset_layer.selected_asset_keys != {asset.key}:
+        text = "This step fails, and the other assets of this run are materialized. To materialize them without a "
+        say(context.log, logging.WARNING, f"{text}failure, launch them without {asset.key.to_user_string()}.")
         return
     text = f"{error.message} This run is not needed, ends as CANCELED, and has changed nothing. To restart the job, "
     say(context.log, logging.WARNING, f"{text}terminate run {other.run_id} first.")

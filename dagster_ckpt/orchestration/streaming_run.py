@@ -139,7 +139,7 @@ def _run(
             result = _drive(context, asset, catalog, events, report_interval)
         except CheckpointError as error:
             if isinstance(error, JobAlreadyRunning) and not is_resumed:
-                give_way(context, error, SystemClock())
+                give_way(context, asset, error, SystemClock())
             events.ended(error, context.run.run_id, is_resumed=is_resumed)
             raise
     if result is not None and result.status is JobStatus.CANCELED:
