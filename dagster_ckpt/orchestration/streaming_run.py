@@ -341,7 +341,10 @@ def _is_step_process(context: dg.AssetExecutionContext) -> bool:
 
 def _tag(context: dg.AssetExecutionContext, job_id: str, restored: str | None) -> None:
     tags = {names.JOB_ID_TAG: job_id, names.RESTORED_FROM_TAG: restored or "nothing"}
-    context.instance.add_run_tags(context.run.run_id, tags)
+    try:
+        context.instance.add_run_tags(context.run.run_id, tags)
+    except Exception as error:  # such as of a run that was deleted: its checkpoints are reported all the same
+        say(context.log, logging.WARNING, f"This run does not get the tags {', '.join(tags)}: {redacted(str(error))}")
 
 
 def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:

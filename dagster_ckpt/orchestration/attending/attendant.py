@@ -238,14 +238,14 @@ class Attendant:
     def _seen(self) -> End | None:
         asked, heartbeat = self._clock.monotonic(), self._records.heartbeat.read()
         if heartbeat is not None and self._goes_on(heartbeat, asked):
-            self._tell(heartbeat)
+            self._report.look(heartbeat)
             return None
         if (claim := self._newest_claim()) is None:
             self._check_unclaimed()
             return None
         end = self._records.epochs.read_end(claim.epoch)
         heartbeat = self._records.heartbeat.read()
-        self._tell(heartbeat)
+        self._report.look(heartbeat)
         own = heartbeat if heartbeat is not None and heartbeat.epoch == claim.epoch else None
         self._lease = self._lease if own is None else own.lease
         if end is not None and end.is_final and own is not None and own.stopped:
@@ -275,12 +275,6 @@ class Attendant:
             return False
         self._list_at = asked + _TIMEOUTS * self._lease.timeout if is_due else self._list_at
         return True
-
-    def _tell(self, heartbeat: Heartbeat | None) -> None:
-        try:
-            self._report.look(heartbeat)
-        except Exception as error:  # the job survives a failed report, and the next look reports
-            self._told.log(logging.WARNING, f"The job could not be reported now: {redacted(str(error))}")
 
     def _newest_claim(self) -> Claim | None:
         """The newest claim of the driver, ``None`` before the first.

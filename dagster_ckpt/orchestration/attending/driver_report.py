@@ -86,6 +86,7 @@ class DriverReport:
         self._failures: set[tuple[str, int]] = set()
         #: The failed checkpoints of the driver's beat that were told last.
         self._failed: FailedCheckpoints | None = None
+        self._trouble = ""
 
     def claimed(self, claim: Claim) -> None:
         """The driver has claimed an epoch: its first, or that of its next start after a failure."""
@@ -95,7 +96,17 @@ class DriverReport:
         self._tell_failures(claim)
 
     def look(self, heartbeat: Heartbeat | None) -> None:
-        """Report what is new; ``heartbeat`` is the driver's, just read."""
+        """Report what is new; ``heartbeat`` is the driver's, just read. A failed report is told of once."""
+        trouble = ""
+        try:
+            self._report(heartbeat)
+        except Exception as error:  # the job survives a failed report, and the next look reports
+            trouble = f"The job could not be reported now: {redacted(str(error))}"
+        if trouble and trouble != self._trouble:
+            self._told.log(logging.WARNING, trouble)
+        self._trouble = trouble
+
+    def _report(self, heartbeat: Heartbeat | None) -> None:
         claim = self._claim
         if claim is None:
             return

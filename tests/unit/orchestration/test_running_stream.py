@@ -7,9 +7,10 @@ its end alone, an event without a run tells of the first checkpoint, and other a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import Mock, call, create_autospec
 
 import dagster as dg
 import pytest
@@ -25,7 +26,7 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.orchestration.attending.driver_report import DriverReport
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
 from dagster_ckpt.orchestration.attending.own_run import OwnRun
 from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.health import HealthWatch
@@ -65,13 +66,20 @@ def _fail(_: object) -> None:
     raise OSError("the database is away")
 
 
-def _attended(automation: Automation, stored: StoredJob, claim: Claim) -> DriverReport:
-    """The report of a run that attends the driver which has claimed the job, told to whom a run tells it."""
+def _attended(
+    automation: Automation, stored: StoredJob, claim: Claim, reporter: CheckpointReporter | None = None
+) -> DriverReport:
+    """The report of a run that attends the driver which has claimed the job, told to whom a run tells it.
+
+    The run itself was deleted in Dagster.
+    """
     first_rows = FirstRows(automation.instance, orders.get_asset_spec(), orders.key)
     kinds = (dg.AssetExecutionContext, OwnRun, JobEvents, HealthWatch)
     context, own_run, events, health = (create_autospec(kind, instance=True) for kind in kinds)
+    context.instance, context.run.run_id = automation.instance, claim.run_id
     told = _told(context, lambda: None, own_run, events, health, first_rows)
-    report = DriverReport(stored.catalog, claim.run_id, create_autospec(CheckpointReporter), told, SystemClock())
+    reporter = reporter or create_autospec(CheckpointReporter)
+    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock())
     report.claimed(claim)
     return report
 
@@ -181,6 +189,33 @@ def test_a_driver_of_its_own_tells_by_its_choice_that_its_query_goes_on(
         stored.end(claim, "FINISHED")
         found = automation.instance.fetch_materializations(orders.key, limit=10).records
         assert [not event.run_id for event in found] == ([] if is_bounded in {None, True} else [True])
+
+
+def test_a_deleted_run_reports_the_next_start_of_its_driver(automation: Automation, stored: StoredJob) -> None:
+    first = stored.claim(run_id())
+    checkpoint = stored.checkpoint(stored.choose(first), 0)
+    reporter = create_autospec(CheckpointReporter)
+    report = _attended(automation, stored, first, reporter)
+    report.look(None)
+    second = stored.claim(first.run_id)
+    report.claimed(second)
+    stored.choose(second, checkpoint)
+    report.look(None)
+    report.look(None)
+    assert reporter.began.call_args_list == [call([checkpoint])] * 2
+
+
+def test_a_report_that_fails_again_and_again_is_told_of_once(stored: StoredJob) -> None:
+    log, reporter, claim = Mock(), create_autospec(CheckpointReporter), stored.claim(run_id())
+    told = replace(Told(*(Mock() for _ in fields(Told))), log=log)
+    stored.choose(claim)
+    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock())
+    report.claimed(claim)
+    for trouble in ("the database is away", "the database is away", "", "the database is away"):
+        reporter.tick.side_effect = OSError(trouble) if trouble else None
+        report.look(None)
+    lines = [line for _, line in (entry.args for entry in log.call_args_list) if "could not be reported" in line]
+    assert lines == ["The job could not be reported now: the database is away"] * 2
 
 
 def test_what_a_driver_of_its_own_has_found_is_no_work_of_its_query(automation: Automation, stored: StoredJob) -> None:
