@@ -49,6 +49,7 @@ __all__ = [
     "rollback_job",
     "standby_job",
     "stands_by",
+    "stream_job",
 ]
 
 JOB_TAG = "dagster_ckpt/job"
@@ -151,6 +152,11 @@ def checkpoint_job(job: str) -> str:
 def rollback_job(job: str) -> str:
     """The name of the Dagster job that takes a checkpointed job back to a checkpoint."""
     return f"{job}_rollback"
+
+
+def stream_job(job: str) -> str:
+    """The name of the Dagster job that materializes the output asset of a checkpointed job."""
+    return f"{job}_job"
 
 
 def stands_by(tags: Mapping[str, str]) -> bool:

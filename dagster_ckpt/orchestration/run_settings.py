@@ -155,10 +155,18 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
 
 
 def op_config(run: dg.DagsterRun, op_name: str) -> Mapping[str, Any]:
-    """The configuration that a run was launched with."""
+    """The configuration that a run was launched with, also by the name that its asset had before it was renamed."""
     run_config: dict[str, Any] = dict(run.run_config)
-    config: Mapping[str, Any] = run_config.get("ops", {}).get(op_name, {}).get("config", {})
+    ops: dict[str, Any] = run_config.get("ops", {})
+    if op_name not in ops and len(ops) == 1 and _is_of_one_asset(run):
+        (op_name,) = ops
+    config: Mapping[str, Any] = ops.get(op_name, {}).get("config", {})
     return config
+
+
+def _is_of_one_asset(run: dg.DagsterRun) -> bool:
+    job = run.tags.get(names.JOB_TAG, "")
+    return len(run.asset_selection or ()) == 1 or run.job_name in {names.stream_job(job), names.standby_job(job)}
 
 
 def asked_once(op_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,6 +209,13 @@ def config_of_run(context: dg.AssetExecutionContext, catalog: CheckpointCatalog)
     A move of sources is told with the first run that was asked for it, so that another run does it once more.
     """
     given: Mapping[str, Any] = context.op_execution_context.op_config
+    if names.is_resume(tags := context.run.tags) and context.instance.get_run_by_id(tags[names.RESUMES_TAG]) is None:
+        say(
+            context.log,
+            logging.WARNING,
+            f"Dagster does not know run {tags[names.RESUMES_TAG]} any more, which this run continues. What that run "
+            "was configured with may be missing; to give it again, terminate this run, and launch the job with it.",
+        )
     asked = asked_once(given)
     earlier = context.run.tags.get(names.PARENT_RUN_TAG) if asked else None
     chosen = catalog.records.epochs.runs_with_choice() if earlier else set()

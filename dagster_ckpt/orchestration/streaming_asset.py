@@ -376,7 +376,7 @@ def _standby_job(name: str, key: dg.AssetKey) -> "UnresolvedAssetJobDefinition":
 
 def _job(name: str, key: dg.AssetKey, run_tags: Mapping[str, str] | None) -> "UnresolvedAssetJobDefinition":
     return dg.define_asset_job(
-        f"{name}_job",
+        names.stream_job(name),
         # A check that is planned with the run would count as running for as long as the stream runs.
         selection=dg.AssetSelection.assets(key).without_checks(),
         description=f"Runs {key.to_user_string()}, going on from its newest checkpoint.",

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import create_autospec
 
+import dagster as dg
 import pytest
 
 from dagster_ckpt import CheckpointConfig, Configuration, RestartStrategies
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.run_settings import JobSettings, going_on
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.run_settings import JobSettings, config_of_run, continuing, going_on
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 C, R, S = "execution.checkpointing.", "execution.state-recovery.", "restart-strategy."
 SECOND = timedelta(seconds=1)
@@ -156,3 +161,40 @@ def test_a_fork_is_for_the_first_launch_and_stands_alone() -> None:
         with pytest.raises(InvalidConfiguration, match="fork_from") as caught:
             settings().of_run({**op_config, **more})
         assert "leave the others out" in caught.value.hint
+
+
+class TestOfARenamedAsset:
+    CONFIG: ClassVar[dict[str, Any]] = {"configuration": {f"{S}type": "none"}, "fallback_to_older": True, "shops": 7}
+
+    @pytest.mark.parametrize(
+        "of_one",
+        [
+            {"job_name": "turnover_job", "tags": {names.JOB_TAG: "turnover"}},
+            {"job_name": "turnover_standby", "tags": {names.JOB_TAG: "turnover"}},
+            {"job_name": "__ASSET_JOB", "asset_selection": frozenset({dg.AssetKey("turnover")})},
+        ],
+        ids=["its job", "its standby", "the asset page"],
+    )
+    def test_a_resumed_run_has_what_the_run_before_was_given(self, of_one: dict[str, Any]) -> None:
+        given = {**self.CONFIG, "restore_from": "chk-5"}
+        run = dg.DagsterRun(run_config={"ops": {"turnover": {"config": given}}}, **of_one)
+        expected = {"ops": {"sales": {"config": {**self.CONFIG, "restore_from": "latest"}}}}
+        assert continuing(run, "sales") == expected
+
+    def test_what_another_asset_was_given_is_not_the_streams(self) -> None:
+        both = frozenset({dg.AssetKey("sales"), dg.AssetKey("report")})
+        config = {"ops": {"report": {"config": {"day": "Monday"}}}}
+        run = dg.DagsterRun("__ASSET_JOB", run_config=config, asset_selection=both, tags={names.JOB_TAG: "sales"})
+        assert continuing(run, "sales") == {"ops": {"sales": {"config": {"restore_from": "latest"}}}}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_resumed_run_says_that_the_run_before_was_deleted(tmp_path: Path, is_known: bool) -> None:
+    context = create_autospec(dg.AssetExecutionContext, instance=True)
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = instance.add_run(dg.DagsterRun("orders_job", run_id=run_id())).run_id if is_known else run_id()
+        context.instance, context.op_execution_context.op_config = instance, {}
+        context.run.tags = {names.PARENT_RUN_TAG: before, names.RESUMES_TAG: before}
+        config_of_run(context, StoredJob(tmp_path).catalog)
+    lines = [str(call) for call in context.log.mock_calls]
+    assert any(f"does not know run {before}" in line for line in lines) is not is_known
