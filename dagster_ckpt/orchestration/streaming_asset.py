@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
@@ -106,6 +107,8 @@ class StreamingRunConfig(dg.Config):
 
 
 _NOTHING: Any = dg.Nothing
+#: Dagster takes less than a storage does: of a job's name the letters, of a tag's value the length.
+_NAME_IN_DAGSTER = re.compile(r"[A-Za-z0-9_]{1,63}")
 #: What the figures of a checkpoint are, for those who read them in the UI.
 _FIGURES = (
     "Of each checkpoint: *bytes*, what a restore reads; *new_bytes*, what no earlier checkpoint had; *duration_ms*, "
@@ -210,7 +213,7 @@ def checkpointed_streaming_asset(
         hooks: as of any asset.
 
     Raises:
-        InvalidConfiguration: the name is not a possible directory name, the configuration or the parameters of the
+        InvalidConfiguration: a job cannot have the name, the configuration or the parameters of the
             function cannot be used, or a pool is to hold a standby.
     """
     settings = JobSettings.of(
@@ -303,11 +306,20 @@ _OF_THE_KEY = (
 )
 
 
+def _name_in_dagster(job_name: str) -> str:
+    if _NAME_IN_DAGSTER.fullmatch(layout.validate_job_name(job_name)) is None:
+        raise InvalidConfiguration(
+            f"{job_name!r} cannot be the name of a job in Dagster: jobs and tags of Dagster have that name.",
+            hint="Give @checkpointed_streaming_asset a job_name of at most 63 letters, digits and '_'.",
+        )
+    return job_name
+
+
 def _name(
     asset: CheckpointedStreamingAsset, job_name: str, run_tags: Mapping[str, str] | None, *, standby: bool
 ) -> None:
     """Give an asset what follows from its key, but for the group: Dagster jobs, checks and the keys beside it."""
-    key, job, config, storage_key = asset.key, layout.validate_job_name(job_name), asset.config, asset.storage_key
+    key, job, config, storage_key = asset.key, _name_in_dagster(job_name), asset.config, asset.storage_key
     # Where the UI is short of space it shows the last part of a key only, so that part names the job.
     checkpoints_key, savepoints_key = (
         dg.AssetKey([*key.path[:-1], f"{key.path[-1]}_{kept}"]) for kept in ("checkpoints", "savepoints")

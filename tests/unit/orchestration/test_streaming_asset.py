@@ -63,6 +63,24 @@ def test_the_function_gives_its_name_and_description() -> None:
     assert asset.descriptions_by_key[asset.key] == "Counts delays."
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"job_name": "my-job"},
+        {"job_name": "a.b"},
+        {"job_name": "a" * 64},
+        {"name": "a" * 64},
+        {"key_prefix": ["of-the-shop"]},
+        {"key_prefix": ["a" * 30, "b" * 30]},
+    ],
+)
+def test_a_name_that_dagster_does_not_take_is_refused_with_the_way_on(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match="cannot be the name of a job in Dagster") as raised:
+        checkpointed_streaming_asset(**given)(delays)
+    assert "job_name of at most 63" in raised.value.hint
+    checkpointed_streaming_asset(**{**given, "job_name": "a" * 63})(delays)
+
+
 @pytest.mark.parametrize("prefix", ["flights", ["flights"]])
 def test_a_prefix_is_part_of_every_name(prefix: str | list[str]) -> None:
     asset = checkpointed_streaming_asset(name="late", key_prefix=prefix)(delays)
