@@ -20,6 +20,8 @@ __all__ = ["CheckpointReporter"]
 
 #: Seconds that one report may take: some hundred events. A sensor's tick has to end, and a run to look after its job.
 _LONGEST_REPORT = 10.0
+#: Partitions that Dagster is asked for in one query.
+_AT_ONCE = 1000
 
 LogEvent: TypeAlias = "Callable[[dg.AssetMaterialization | dg.AssetObservation], object]"
 
@@ -31,8 +33,9 @@ class CheckpointReporter:
     checkpoints that the job can go back to: the retained ones of its lineage, and those of lineages that it has left.
     Each new partition is materialized. A partition is added after its materialization, so an existing partition proves
     that its checkpoint was reported: whatever kills or interrupts a report, the next report does the rest, and the rest
-    of a report that would take too long. Once a newer run has taken over the job, this run reports nothing: the newer
-    run reports what is retained.
+    of a report that would take too long. When a run is deleted or the asset is wiped, materializations go and their
+    partitions stay: the first report of a start materializes these again. Once a newer run has taken over the job, this
+    run reports nothing: the newer run reports what is retained.
 
     Args:
         instance: the Dagster instance.
@@ -68,6 +71,8 @@ class CheckpointReporter:
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
         self._left = LeftLineages(catalog, clock)
+        #: Partitions without a materialization; ``None`` to look for them.
+        self._untold: set[str] | None = None
         self._epoch = 0
         self.is_told = True  # whether nothing is pending
         self._fell_back: Mapping[str, str | int] = {}
@@ -79,6 +84,7 @@ class CheckpointReporter:
     def began(self, retained: Sequence[CheckpointMetadata]) -> None:
         """A run began with these checkpoints; checkpoints that are new to the UI are reported too."""
         self._left.chosen_again()
+        self._untold = None
         self._now(retained)
         self.flush()
 
@@ -141,6 +147,8 @@ class CheckpointReporter:
         # Those of the job's own lineage come last, so that the asset's latest event is its newest checkpoint.
         wanted = {partition_key(item): item for item in [*(left or ()), *retained]}
         present = set(self._instance.get_dynamic_partitions(self._partitions))
+        if self._untold is None:
+            self._untold = self._without_materialization(present)
         gone = present - wanted.keys()
         if left is None:
             gone = {key for key in gone if self._is_own(key, retained)}
@@ -163,7 +171,7 @@ class CheckpointReporter:
                 return False
         # A checkpoint that came and went between two reports is not reported, so its reason goes, too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
-        new = {key: item for key, item in wanted.items() if key not in present}
+        new = {key: item for key, item in wanted.items() if key not in present - self._untold}
         newest = next(reversed(new), None)
         for key, item in new.items():
             # What tells of all is large: of several that are told of at once, only the newest has it.
@@ -178,9 +186,18 @@ class CheckpointReporter:
                 )
             )
             self._instance.add_dynamic_partitions(self._partitions, [key])
+            self._untold.discard(key)
             if key != newest and self._clock.monotonic() > give_up:
                 return False
         return True
+
+    def _without_materialization(self, present: set[str]) -> set[str]:
+        """Those of the partitions that Dagster has no materialization of; an old stream has had millions of others."""
+        event, keys, told = dg.DagsterEventType.ASSET_MATERIALIZATION, list(present), set[str]()
+        for at in range(0, len(keys), _AT_ONCE):
+            asked = set(keys[at : at + _AT_ONCE])
+            told.update(self._instance.get_latest_storage_id_by_partition(self._asset_key, event, partitions=asked))
+        return present - told
 
     def _why_deleted_at_end(self) -> str | None:
         """The reason that an earlier report of this end gave, which it had no time to give for all."""

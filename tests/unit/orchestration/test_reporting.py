@@ -102,6 +102,45 @@ def reports(tmp_path: Path) -> Iterator[Reports]:
         yield Reports(instance, tmp_path / "storage")
 
 
+@pytest.mark.parametrize("is_new_run", [True, False], ids=["the next run", "the next start"])
+def test_what_dagster_has_lost_of_the_history_is_told_by_the_next_start_once(
+    reports: Reports, is_new_run: bool
+) -> None:
+    """A wiped asset, as one whose runs were deleted, keeps its partitions."""
+    lost = [partition_key(reports.complete(after=_INTERVAL)) for _ in range(2)]
+    reports.instance.wipe_assets([_KEY])
+    after = partition_key(reports.complete(after=_INTERVAL))
+    assert reports.materialized() == [after]
+    if is_new_run:
+        reports.reporter = reports.new_reporter()
+    reports.reporter.began(reports.store.retained)
+    assert reports.materialized() == [after, *lost]
+    assert reports.instance.get_materialized_partitions(_KEY) == reports.shown()
+    newest = partition_key(reports.complete(after=_INTERVAL))
+    reports.reporter.began(reports.store.retained)
+    assert reports.materialized() == [after, *lost, newest]
+
+
+def test_what_is_lost_is_told_by_several_reports_where_one_takes_too_long(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [partition_key(reports.complete(after=_INTERVAL)) for _ in range(4)]
+    reports.instance.wipe_assets([_KEY])
+    log_event = reports.instance.report_runless_asset_event
+
+    def slowly(event: Any) -> None:
+        log_event(event)
+        reports.clock.now += 6
+
+    monkeypatch.setattr(reports.instance, "report_runless_asset_event", slowly)
+    reports.reporter = reports.new_reporter()
+    reports.reporter.began(reports.store.retained)
+    assert reports.materialized() == keys[:2]
+    reports.reporter.tick()
+    assert reports.materialized() == keys
+    assert reports.reporter.is_told
+
+
 def test_at_most_one_report_per_interval_and_the_last_always(reports: Reports) -> None:
     first = reports.complete()
     assert reports.materialized() == [partition_key(first)]
