@@ -34,7 +34,7 @@ from dagster_ckpt.orchestration.health import HealthWatch, evaluation
 from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
 from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.orchestration.rollback import Launchpad
+from dagster_ckpt.orchestration.rollback import Launchpad, check_wanted
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run, op_config
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover
 from dagster_ckpt.orchestration.storages import CheckpointStorage
@@ -136,6 +136,7 @@ def _run(
     else:
         is_resumed = names.is_resumed(context.run, context.instance)
         try:
+            check_wanted(context.instance, catalog, context.run)
             result = _drive(context, asset, catalog, events, report_interval)
         except CheckpointError as error:
             if isinstance(error, JobAlreadyRunning) and not is_resumed:

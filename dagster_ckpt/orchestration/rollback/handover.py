@@ -12,11 +12,23 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
+from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.run_settings import going_on, op_config, with_resources_of
 from dagster_ckpt.shown_text import redacted
 
-__all__ = ["ACCEPTED", "ask", "goes_back", "has_chosen", "last_config", "pending", "requested", "settle", "why_over"]
+__all__ = [
+    "ACCEPTED",
+    "ask",
+    "check_wanted",
+    "goes_back",
+    "has_chosen",
+    "last_config",
+    "pending",
+    "requested",
+    "settle",
+    "why_over",
+]
 
 _ASKED, _SETTLED = "asked", "settled"
 #: The tags of a rollback that accepts its own verdict, and goes on to stop the job.
@@ -69,9 +81,34 @@ def pending(instance: dg.DagsterInstance) -> Mapping[str, dg.DagsterRun]:
     return {
         run.tags.get(names.ROLLBACK_OF_TAG, ""): run
         for run in asked
-        # A re-execution has the tags of the run before it, and has not asked.
-        if run.tags.get(names.ASKING_TAG) == run.run_id and goes_back(instance, run.run_id) is None
+        if _asks(run) and goes_back(instance, run.run_id) is None
     }
+
+
+def _asks(rollback: dg.DagsterRun) -> bool:
+    """Whether a rollback waits for its run; a re-execution has the tags of the run before it, and has not asked."""
+    tags, is_alive = rollback.tags, rollback.status is dg.DagsterRunStatus.STARTED
+    return is_alive and tags.get(names.ROLLBACK_TAG) == _ASKED and tags.get(names.ASKING_TAG) == rollback.run_id
+
+
+def check_wanted(instance: dg.DagsterInstance, catalog: CheckpointCatalog, run: dg.DagsterRun) -> None:
+    """Make sure that the rollback for which a run was launched, if any, waits for that run.
+
+    Dagster launches what a tick has requested also hours later, when the code server was away, and a queue may be long.
+    A person who re-executes the run wants it; and once the run has chosen, the rollback may be over.
+
+    Raises:
+        RestoreRefused: the rollback is over.
+    """
+    rollback = run.tags.get(names.ASKED_BY_TAG)
+    if rollback is None or names.PARENT_RUN_TAG in run.tags or run.run_id in catalog.records.epochs.runs_with_choice():
+        return
+    asking = instance.get_run_by_id(rollback)
+    if asking is None or not _asks(asking):
+        raise RestoreRefused(
+            f"Run {rollback}, which has asked for this run to take job {catalog.job_name!r} back, is over.",
+            hint="This run changed nothing. To go back, roll back again.",
+        )
 
 
 def requested(

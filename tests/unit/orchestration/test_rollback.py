@@ -22,6 +22,7 @@ from dagster_ckpt import (
     SparkSessionResource,
     build_checkpoint_definitions,
 )
+from dagster_ckpt import spark as spark_door
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
@@ -48,7 +49,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback import going_back
-from dagster_ckpt.orchestration.rollback.handover import ask, settle
+from dagster_ckpt.orchestration.rollback.handover import ask, check_wanted, settle
 from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -554,6 +555,53 @@ def test_without_the_sensor_the_rollback_says_so_and_asks_no_longer(
     with pytest.raises(RestoreRefused, match="the resume sensor has not launched a run"):
         operated.roll_back(operated.whole.reference)
     assert operated.tick() == []
+
+
+def test_a_run_that_dagster_launches_after_the_rollback_has_failed_changes_nothing(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster keeps what a tick has requested, and launches it when the code server is back."""
+    requested: list[dg.RunRequest] = []
+    driven: list[object] = []
+
+    def code_server_goes_away(_: float) -> None:
+        requested.extend(operated.tick())
+        monkeypatch.setattr(going_back, "_PATIENCE", 0.0)
+
+    monkeypatch.setattr(operated, "sleep", code_server_goes_away)
+    monkeypatch.setattr(spark_door, "supervise", lambda *_, **__: driven.append("the job"))
+    with pytest.raises(RestoreRefused, match="the resume sensor has not launched a run"):
+        operated.roll_back(operated.whole.reference)
+    (request,) = requested
+    job, before = operated.definitions.resolve_job_def("orders_job"), operated.stored()
+    with pytest.raises(RestoreRefused, match="is over"):
+        job.execute_in_process(request.run_config, instance=operated.instance, tags=request.tags)
+    assert (driven, operated.stored()) == ([], before)
+
+
+def test_a_run_is_wanted_while_its_rollback_waits_and_once_it_has_chosen(operated: Operated) -> None:
+    launched: list[dg.DagsterRun] = []
+
+    def check(run: dg.DagsterRun) -> None:
+        check_wanted(operated.instance, operated.job.catalog, run)
+
+    def starts(run: dg.DagsterRun, to: str) -> None:
+        check(run)
+        launched.append(run)
+        operated.starts(run, to)
+
+    operated.on_launch = starts
+    assert operated.roll_back(operated.whole.reference).success
+    (run,) = launched
+    check(run)
+    late = dg.DagsterRun(run.job_name, run_id=run_id(), tags=run.tags)
+    with pytest.raises(RestoreRefused, match="is over"):
+        check(late)
+    check(late.with_tags({**run.tags, names.PARENT_RUN_TAG: run.run_id}))
+    operated.instance.delete_run(run.tags[names.ASKED_BY_TAG])
+    check(run)
+    with pytest.raises(RestoreRefused, match="is over"):
+        check(late)
 
 
 def _raises(operated: Operated, run: dg.DagsterRun) -> None:
