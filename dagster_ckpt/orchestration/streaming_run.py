@@ -144,8 +144,7 @@ def _run(
             events.ended(error, context.run.run_id, is_resumed=is_resumed)
             raise
     if result is not None and result.status is JobStatus.CANCELED:
-        # An interrupt that cancels a query of this process is raised again, so this is a driver of its own that was
-        # canceled through the storage. Dagster would call the run failed that ends so without a termination request.
+        # A driver of its own was canceled through the storage. Dagster calls a run failed that ends so unasked.
         run = context.instance.get_run_by_id(context.run.run_id)
         if run is not None and not run.is_finished and run.status is not dg.DagsterRunStatus.CANCELING:
             context.instance.report_run_canceling(run, "dagster_ckpt: the job was canceled outside of Dagster")
@@ -176,9 +175,9 @@ def _after_standing_by(
                 if not is_beaten or not waiting.waits_on(error.message):
                     events.ended(error, context.run.run_id, is_resumed=True)
                     raise
+        return None
     finally:
         waiting.leave()
-    return None
 
 
 def _drive(
@@ -252,10 +251,8 @@ def _drive(
         )
 
     def on_event(event: Event) -> None:
-        if waiting is not None and isinstance(event, EpochClaimed):
-            waiting.claimed()
-        if waiting is not None and isinstance(event, CheckpointCompleted):
-            waiting.completed()
+        if waiting is not None:
+            waiting.happened(event)
         health.happened(event)
         try:
             _on_event(context, reporter, asset.savepoints_key, event)
@@ -344,7 +341,7 @@ def _tag(context: dg.AssetExecutionContext, job_id: str, restored: str | None) -
     tags = {names.JOB_ID_TAG: job_id, names.RESTORED_FROM_TAG: restored or "nothing"}
     try:
         context.instance.add_run_tags(context.run.run_id, tags)
-    except Exception as error:  # such as of a run that was deleted: its checkpoints are reported all the same
+    except Exception as error:  # the run was deleted: its checkpoints are reported all the same
         say(context.log, logging.WARNING, f"This run does not get the tags {', '.join(tags)}: {redacted(str(error))}")
 
 

@@ -29,7 +29,7 @@ from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.resume import nothing_to_do
 from dagster_ckpt.shown_text import redacted
-from dagster_ckpt.spark import Earlier, StreamingJob, WarmSession
+from dagster_ckpt.spark import CheckpointCompleted, Earlier, EpochClaimed, Event, StreamingJob, WarmSession
 
 __all__ = ["StandbyRun", "Takeover"]
 
@@ -125,17 +125,15 @@ class StandbyRun:
         if self.ahead is not None:
             self.ahead.remove()
 
-    def claimed(self) -> None:
-        """This run has claimed the job."""
-        self.has_claimed = True
-        if self._warm is not None:
-            self._warm.take()
-        self.settle()
-
-    def completed(self) -> None:
-        """This run has a checkpoint of its own: no start needs what was fetched for the takeover."""
-        if self.ahead is not None:
-            self.ahead.remove()
+    def happened(self, event: Event) -> None:
+        """Hear what happens to the run from its claim on."""
+        if isinstance(event, EpochClaimed):
+            self.has_claimed = True
+            if self._warm is not None:
+                self._warm.take()
+            self.settle()
+        elif isinstance(event, CheckpointCompleted) and self.ahead is not None:
+            self.ahead.remove()  # no start needs what was fetched for the takeover
 
     def settle(self) -> None:
         """Have Dagster know the run as a run of the job, as soon as Dagster hears it. Until then the sign stays.

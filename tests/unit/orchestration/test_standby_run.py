@@ -19,6 +19,7 @@ from dagster_ckpt.errors import DriverLost, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.standby import StandbyRun, Takeover, standby_run
 from dagster_ckpt.orchestration.standby.rehearsing import Rehearsing
+from dagster_ckpt.spark.events import EpochClaimed
 from tests.helpers.orchestration.stored_job import make_asset
 from tests.unit.orchestration.test_standby_runs import Bench, Status
 
@@ -172,7 +173,7 @@ def test_a_run_that_has_taken_the_job_over_goes_on_though_the_database_takes_not
 ) -> None:
     beside.takes_over()
     database.goes()
-    beside.standby.claimed()
+    beside.standby.happened(EpochClaimed(1))
     assert database.refused
     pass_time(5)
     database.returns()
@@ -221,7 +222,7 @@ def test_dagster_hears_of_a_takeover_as_soon_as_its_database_answers(
         raise RuntimeError("the database is away")
 
     monkeypatch.setattr(instance, "add_run_tags", fail)
-    beside.standby.claimed()
+    beside.standby.happened(EpochClaimed(1))
     pass_time(5)
     beside.standby.settle()
     assert beside.sign.exists()
@@ -248,7 +249,7 @@ def test_dagster_knows_of_a_takeover_before_the_sign_goes_and_not_before_the_cla
         tag(*args)
 
     monkeypatch.setattr(beside.bench.instance, "add_run_tags", tell)
-    beside.standby.claimed()
+    beside.standby.happened(EpochClaimed(1))
     assert known == [True]
 
 

@@ -72,8 +72,7 @@ class SavepointServer:
         told: called on the same thread with each change of a request.
 
     Attributes:
-        stopped_with: the savepoint of the last committed batch that was taken to stop the job, once :meth:`finish` has
-            taken one.
+        stopped_with: the savepoint that stopped the job, once :meth:`finish` has taken one.
     """
 
     def __init__(
@@ -269,21 +268,19 @@ class SavepointServer:
     def _begin(self, current: _Taking, now: float) -> None:
         try:
             batch = self._batch_to_save(current, now)
-            if batch is not None and current.request.stop:
+            if batch is not None and not current.request.stop:
+                self._take(current, batch, now)
+            elif batch is not None:
                 self._require_wanted(current.request)
                 # The asker may have stopped waiting since the last look: then the job would end for nobody.
                 if not self._answers.has(current.request):
                     self._stop = current.request
                 self._current = None
-                return
         except MustStop:
             raise
         except Exception as error:  # the same
             self._current = None
             self._answers.failed(current.request, error)
-            return
-        if batch is not None:
-            self._take(current, batch, now)
 
     def _batch_to_save(self, current: _Taking, now: float) -> int | None:
         """The last committed batch, once the batch that was in flight has committed; ``None`` before."""
@@ -379,16 +376,12 @@ class SavepointServer:
         pending = self._store.begin()
         pin_from = self._clock.monotonic()
         snapshot = self._source.pin(batch)
-        return self._write(
-            request, pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)}
-        )
+        timings = {"pin": milliseconds(self._clock.monotonic() - pin_from)}
+        return self._write(request, pending, snapshot, storage, timings)
 
     def _made(self, request: SavepointRequest) -> CheckpointMetadata | None:
-        """The savepoint of a request that a driver before has taken, and has not answered, if the savepoint has a name.
-
-        A job that is to stop has gone on since, and needs another savepoint, which takes the name.
-        """
-        if request.name is None or request.stop:
+        """The savepoint with a name that a driver before has taken for a request, and has not answered."""
+        if request.name is None or request.stop:  # a job that is to stop has gone on since: another one takes the name
             return None
         return made_by(self._store.catalog, request.name, request.token)
 
