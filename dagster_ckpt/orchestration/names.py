@@ -92,12 +92,15 @@ MAX_RETRIES_TAG = "dagster/max_retries"
 _RESUME_KEY = re.compile(r".+:[0-9a-f]{12}:[0-9]+")
 #: Two names of one limit; Dagster reads the first one first.
 MAX_RUNTIME_TAGS = ("dagster/max_runtime", "dagster/max_runtime_seconds")
+_NO_LIMIT = "0"
 _ASKED = frozenset({"dagster/priority", "dagster/concurrency_key", *MAX_RUNTIME_TAGS})
 
 
 def of_user(tags: Mapping[str, str]) -> dict[str, str]:
     """The tags of a run that say what its user wanted, for a run that continues it."""
-    return {key: value for key, value in tags.items() if key in _ASKED or not key.startswith(_OF_THE_RUN)}
+    asked = {key: value for key, value in tags.items() if key in _ASKED or not key.startswith(_OF_THE_RUN)}
+    # No limit is what :func:`of_stream` sets: the job may have got one since.
+    return {key: value for key, value in asked.items() if (key, value) != (MAX_RUNTIME_TAGS[0], _NO_LIMIT)}
 
 
 def of_stream(tags: Mapping[str, str]) -> dict[str, str]:
@@ -106,8 +109,8 @@ def of_stream(tags: Mapping[str, str]) -> dict[str, str]:
     Dagster's retries know neither the restart strategy nor its budget. At the limit of ``run_monitoring`` a run looks
     canceled, though nobody wants its job to end; a limit in the tags is its user's.
     """
-    limit = {} if any(tag in tags for tag in MAX_RUNTIME_TAGS) else {MAX_RUNTIME_TAGS[0]: "0"}
-    return {**limit, **tags, MAX_RETRIES_TAG: "0"}
+    read, other = (tags.get(tag, _NO_LIMIT) for tag in MAX_RUNTIME_TAGS)
+    return {**tags, MAX_RUNTIME_TAGS[0]: other if read == _NO_LIMIT else read, MAX_RETRIES_TAG: "0"}
 
 
 def is_resume(tags: Mapping[str, str]) -> bool:

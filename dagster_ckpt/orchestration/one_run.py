@@ -39,8 +39,8 @@ def give_way(
     if other is None or other.is_finished or asked_once(context.op_execution_context.op_config):
         return
     if context.job_def.asset_layer.selected_asset_keys != {asset.key}:
-        text = "This step fails, and the other assets of this run are materialized. To materialize them without a "
-        say(context.log, logging.WARNING, f"{text}failure, launch them without {asset.key.to_user_string()}.")
+        text = "This step fails, and the assets of this run that do not depend on it are materialized. To materialize "
+        say(context.log, logging.WARNING, f"{text}all others, launch them without {asset.key.to_user_string()}.")
         return
     text = f"{error.message} This run is not needed, ends as CANCELED, and has changed nothing. To restart the job, "
     say(context.log, logging.WARNING, f"{text}terminate run {other.run_id} first.")

@@ -69,7 +69,7 @@ class Claims:
 
         Args:
             request: what the run is to begin with.
-            wait: waits so many seconds; raises, at once, if the run is interrupted.
+            wait: waits so many seconds; raises, at once, if the run is to end.
         """
         refuse_impossible(self._job)
         # Check this directory first: a storage in the driver's memory keeps its records there.
@@ -80,7 +80,7 @@ class Claims:
         if request.restore_from not in {LATEST, NONE} and request.move is None:
             self._catalog.resolve(request.restore_from)  # Spark's start takes long, a look does not
         free_job(self._catalog.records.heartbeat, self._clock, wait)
-        wait(0)  # a run that is interrupted claims nothing
+        wait(0)  # a run that is to end claims nothing
         return self._claim(uuid.uuid4().hex, self._after, self._submission)
 
     def close(self, claim: Claim, reason: str) -> None:

@@ -171,7 +171,7 @@ def _failure_after(good: int, instance: dg.DagsterInstance, key: dg.AssetKey, lo
 
     A drill that was killed has told that it began, and nothing more.
     """
-    interrupted = set()
+    interrupted: dict[str, float] = {}
     for record in instance.fetch_observations(key, limit=_LOOKS).records:
         observation = record.asset_observation
         if record.storage_id < good or observation is None:
@@ -179,17 +179,20 @@ def _failure_after(good: int, instance: dg.DagsterInstance, key: dg.AssetKey, lo
         told = {name: value.value for name, value in observation.metadata.items()}
         what, run_id = told.get("drill"), str(told.get("run_id", ""))
         run = instance.get_run_by_id(run_id)
+        if run is None and what == _BEGUN:
+            continue  # and what it has told is deleted, too
         status = None if run is None else run.status
         if status in {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}:
             continue  # its user has ended it
         if what == _INTERRUPTED:
-            interrupted.add(run_id)
+            interrupted[run_id] = record.timestamp
         elif what != _BEGUN:
             return str(observation.description)
-        elif run_id not in interrupted:
-            if status is dg.DagsterRunStatus.FAILURE:
+        else:
+            if status is dg.DagsterRunStatus.FAILURE and run_id not in interrupted:
                 return f"run {run_id} ended without a word: it was killed, perhaps for its memory, or its host is lost."
-            age = SystemClock().time() - record.timestamp
+            # Whoever ends a run that takes too long, as run_monitoring does, has not made the drill a good one.
+            age = interrupted.get(run_id, SystemClock().time()) - record.timestamp
             if age > longest.total_seconds():
                 return f"run {run_id} has not ended in {timedelta(seconds=int(age))}."
     return None

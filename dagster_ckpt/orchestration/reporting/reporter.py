@@ -149,6 +149,9 @@ class CheckpointReporter:
         present = set(self._instance.get_dynamic_partitions(self._partitions))
         if self._untold is None:
             self._untold = self._without_materialization(present)
+            if self._untold and retained:
+                # Else the asset's latest event would be one of an older checkpoint.
+                self._untold.add(partition_key(retained[-1]))
         gone = present - wanted.keys()
         if left is None:
             gone = {key for key in gone if self._is_own(key, retained)}
@@ -171,7 +174,8 @@ class CheckpointReporter:
                 return False
         # A checkpoint that came and went between two reports is not reported, so its reason goes, too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
-        new = {key: item for key, item in wanted.items() if key not in present - self._untold}
+        told = present - self._untold
+        new = {key: item for key, item in wanted.items() if key not in told}
         newest = next(reversed(new), None)
         for key, item in new.items():
             # What tells of all is large: of several that are told of at once, only the newest has it.

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -157,8 +156,8 @@ class StreamingRun:
     def run(self) -> RunResult:
         """Drive the job to its end.
 
-        A run that was interrupted returns as if it was canceled; before it has taken the job over, it claims nothing.
-        A run that is canceled by then takes the job over, if that may be, and ends it: else the job would be resumed.
+        A run that was interrupted returns as if it was canceled. A run that is to end before it has taken the job over
+        records nothing: the job is as it was.
 
         Raises:
             JobAlreadyRunning: another run of the job is alive.
@@ -170,7 +169,7 @@ class StreamingRun:
         try:
             claim = self._claims.take_over(self._state.request, self._wait)
         except Stopped:
-            _log.info("The run of job %r is interrupted before it has taken the job over", self._job.name)
+            _log.info("The run of job %r ends before it has taken the job over", self._job.name)
             return RunResult(JobStatus.CANCELED, None)
         except Exception as error:
             self._failures.record_before_claim(self._claims.series, error)
@@ -207,10 +206,8 @@ class StreamingRun:
             heart.stop(interrupted=returned and self._is_interrupted)
 
     def _wait(self, seconds: float) -> None:
-        """Wait before the first claim; raises :class:`Stopped` if the run is interrupted."""
-        if self._cancel.wait(seconds) and not self._is_interrupted:
-            time.sleep(seconds)  # who watches a lease goes on watching
-        if self._is_interrupted:
+        """Wait before the first claim; raises :class:`Stopped` if the run is to end: it has not changed the job yet."""
+        if self._cancel.wait(seconds):
             raise Stopped
 
     def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
@@ -226,8 +223,6 @@ class StreamingRun:
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
             tracer.hold(claim, self._catalog.records.starts, lambda trace: self._emit(StartTraced(trace)))
-            if self._cancel.is_set():
-                return self._end(claim, JobStatus.CANCELED, "canceled before Spark started")
             tracer.begin("session")
             spark = self._start_spark()
             if self._cancel.is_set():

@@ -86,5 +86,14 @@ def test_a_limit_of_its_user_ends_a_stream(tmp_path: Path, limit: str) -> None:
         jobs = (definitions.resolve_job_def(job) for job in ("payments_job", "payments_standby"))
         run, standby = (instance.create_run_for_job(job, tags=job.run_tags) for job in jobs)
     assert _is_ended_at_the_limit(run)
-    assert names.of_user(run.tags) == {limit: "60"}
+    assert names.of_user(run.tags) == {limit: "60", names.MAX_RUNTIME_TAGS[0]: "60"}
     assert not _is_ended_at_the_limit(standby)
+
+
+def test_a_limit_in_the_launchpad_counts_and_no_limit_is_not_handed_on() -> None:
+    """Dagster reads the first of two names, which the job has; a job may get a limit after a run was launched."""
+    first, second = names.MAX_RUNTIME_TAGS
+    unlimited = names.of_stream({})
+    assert names.of_user(unlimited) == {}
+    assert names.of_stream({**unlimited, second: "3600"})[first] == "3600"
+    assert names.of_stream({first: "60", second: "3600"})[first] == "60"

@@ -155,10 +155,7 @@ def test_a_clock_that_was_ahead_once_switches_no_limit_off(restarted: Restarted)
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_a_run_that_is_to_end_while_it_watches_a_lease(interrupted: bool, restarted: Restarted) -> None:
-    """An interrupted run leaves the job as it is. A canceled one ends the job: else a sensor would resume it.
-
-    Neither asks the storage as often as the storage answers.
-    """
+    """It claims nothing, and asks the storage no more: it did so as often as the storage answered."""
     restarted.catalog.records.heartbeat.write(ELSEWHERE)
     looks: list[str] = []
 
@@ -172,9 +169,8 @@ def test_a_run_that_is_to_end_while_it_watches_a_lease(interrupted: bool, restar
     restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, look)
     result = restarted.run()
     assert (result.status, result.newest) == (JobStatus.CANCELED, None)
-    assert len(looks) < 50
-    assert (len(looks) == 2, len(restarted.claims())) == ((True, 0) if interrupted else (False, 1))
-    assert restarted.ends() == ([] if interrupted else [("CANCELED", "canceled before Spark started")])
+    assert len(looks) == 2
+    assert restarted.claims() == []
 
 
 def test_a_run_that_is_interrupted_before_its_claim_claims_nothing(restarted: Restarted) -> None:
