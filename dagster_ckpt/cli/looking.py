@@ -322,7 +322,7 @@ def retention(
         spare=("size", "written"),
     )
     say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
-    say(f"The storage does not tell what the job is configured with: this is with --num-retained {num_retained}.")
+    say(f"This is for --num-retained {num_retained}. The job's own may differ.")
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:

@@ -394,7 +394,7 @@ def test_retention_is_told_and_nothing_is_deleted(storage: Path, taken: list[Che
     freed = sum(row["freed_bytes"] for row in rows)
     assert f"7 of 11 would be deleted, which frees {freed:,} bytes." in table
     assert "among those whose id is a multiple of 4" in table
-    assert "this is with --num-retained 2." in table
+    assert "This is for --num-retained 2." in table
     assert files(storage) == before
 
 

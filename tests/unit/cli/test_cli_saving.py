@@ -222,7 +222,7 @@ def test_a_run_that_does_not_answer_is_not_asked_any_more(job: StoredJob) -> Non
     job.beat(claim, alive=True)
     code, document, told = call(job, "cancel", job.name, "--timeout", "10 ms")
     assert (code, document) == (1, None)
-    assert "by Terminate" in told
+    assert "terminate it in Dagster" in told
     assert not job.catalog.records.savepoint_requests.is_to_cancel(claim.run_id)
 
 

@@ -17,7 +17,6 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.code_versions import CodeVersion, Upgrade
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -199,9 +198,8 @@ class Unwatched:
         first.record(choice)
         first.open(choice)
         self.old = first.checkpoint(state(1), 1)
-        taken = RecordedSavepoint(self.old.job_id, 1, self.old.checkpoint_id + 1, None, "/savepoints/of-1")
-        first.catalog.records.taken_savepoints.add(taken)
-        first.finish()
+        end = End("FINISHED", "it was stopped", discarded=False, ended_at="2026", savepoint="/savepoints/of-1")
+        assert first.catalog.records.epochs.record_end(first.claim.epoch, end)
 
         second = Run(memory, self.ledger, self.pins)
         second.claim_epoch()

@@ -7,11 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from dagster_ckpt.standalone.signals import ToldToEnd, told_to_end
+
+
+@pytest.fixture(autouse=True)
+def by_default() -> Iterator[None]:
+    """What tests before have left to handle a signal would be taken for the program's own."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def tell(number: signal.Signals = signal.SIGTERM) -> None:

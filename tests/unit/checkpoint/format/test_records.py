@@ -175,7 +175,7 @@ def test_an_answer_of_the_release_before_names_has_no_name() -> None:
 #: By record, the members that records of earlier releases lack, and what that means.
 UNSAID: dict[type, dict[str, object]] = {
     Claim: {"lease": Lease(2.0, 30.0)},
-    End: {"taken_back": None, "returns_to": None},
+    End: {"taken_back": None, "returns_to": None, "savepoint": None},
     NamedSavepoint: {"generation": 1, "request": None},
     Submission: {"number": 0},
     Failure: {"recoverable": True, "kind": "", "plan": None},
