@@ -166,10 +166,10 @@ def test_savepoints_are_readable_on_any_terminal(
 ) -> None:
     """Also where the path alone is wider than the terminal."""
     target = tmp_path / ("deep" * 20)
-    saved = call(storage, "savepoint", JOB, "--to", str(target), "--name", "before-upgrade")
+    saved = call(storage, "savepoint", JOB, "--to", str(target), "--name", "before")
     assert saved.exit_code == 0
     shown = "\n".join(on_a_terminal(storage, ["savepoints", JOB], columns))
-    for told in (saved.stdout.strip(), "before-upgrade", "COMPLETED"):
+    for told in (saved.stdout.strip(), "before", "COMPLETED"):
         assert told in shown
     assert all(str(taken[-1].batch) in row for row in re.findall("batch.*", shown) if columns < 200)
 
