@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+from tests.jobs.datastream.own_process import run_program
 
-_ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _PROGRAM = """
 import json, os, signal, sys
@@ -54,23 +50,7 @@ print(json.dumps({"ended": ended, "starts": len(jvms), "jvms": len(set(jvms))}),
 
 
 def run(root: Path, whose: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(root), whose],
-        cwd=_ROOT,
-        env={
-            **os.environ,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "TMPDIR": str(root),
-            "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5_000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_program(_PROGRAM, root, whose, PYSPARK_SUBMIT_ARGS="--conf spark.ui.enabled=false pyspark-shell")
 
 
 def test_a_program_goes_on_in_another_jvm(tmp_path: Path) -> None:

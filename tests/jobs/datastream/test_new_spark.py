@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[3]
+from tests.jobs.datastream.own_process import run_program
 
 _PROGRAM = '''
 import json, logging, os, sys
@@ -114,19 +109,7 @@ print(json.dumps(seen), flush=True)
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a program saw of the Spark that it started."""
     root = tmp_path_factory.mktemp("program")
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(root)}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(root)],
-        cwd=_ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5_000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_program(_PROGRAM, root)
 
 
 def test_the_program_ran(seen: dict[str, Any]) -> None:
