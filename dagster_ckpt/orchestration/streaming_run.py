@@ -29,7 +29,7 @@ from dagster_ckpt.orchestration.attending import (
     own_spark,
 )
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
-from dagster_ckpt.orchestration.events import JobEvents, RequestEvents, savepoint_observation, say
+from dagster_ckpt.orchestration.events import JobEvents, PipesMessages, RequestEvents, savepoint_observation, say
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
 from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, FirstRows, start_observation
@@ -287,14 +287,10 @@ def _told(
         health.began()
         first_rows.began(is_bounded=choice.is_bounded)
         _tag(context, choice.job_id, choice.restored)
-        say(context.log, logging.INFO, f"The query has started: {choice.reason}")
         events.look(goes_on=True)
 
     def failed(checkpoints: FailedCheckpoints) -> None:
-        event = CheckpointFailed(checkpoints.number, checkpoints.reason, checkpoints.in_a_row)
-        for level, text in describe(event):
-            say(context.log, level, text)
-        events.happened(event)
+        events.happened(CheckpointFailed(checkpoints.number, checkpoints.reason, checkpoints.in_a_row))
 
     return Told(
         on_turn,
@@ -306,6 +302,7 @@ def _told(
         failed,
         health.beaten,
         partial(say, context.log),
+        PipesMessages(context, partial(_log_event, context)).tell,
     )
 
 
@@ -345,7 +342,9 @@ def _tag(context: dg.AssetExecutionContext, job_id: str, restored: str | None) -
         say(context.log, logging.WARNING, f"This run does not get the tags {', '.join(tags)}: {redacted(str(error))}")
 
 
-def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+def _log_event(
+    context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+) -> None:
     context.log_event(event)
     # The event log has the event now. Dagster would also keep it in memory until the asset ends: months, for a stream.
     for _ in context.op_execution_context.consume_events():

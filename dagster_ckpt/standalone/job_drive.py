@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from dagster_ckpt.orchestration import (
 )
 from dagster_ckpt.spark import Bar, Drilled, Event, RunResult, StreamingRun, describe, no_bar
 from dagster_ckpt.standalone.arguments import asset_of, own_fields, resources_of, run_fields
+from dagster_ckpt.standalone.pipes import PipesHandler, opened_pipes
 from dagster_ckpt.standalone.resumption import Launch, Resumption
 from dagster_ckpt.standalone.signals import told_to_end
 
@@ -205,37 +207,47 @@ class Drive:
         """Run the job to its end; see :func:`run`."""
         with dg.build_asset_context(resources=dict(self.resources)) as context, told_to_end():
             storage: CheckpointStorage = getattr(context.resources, self.asset.storage_key)
-            catalog, clock = storage.catalog(self.asset.name), SystemClock()
-            given = self.op_config
-            if self.earlier and {launch.run_id for launch in self.earlier} & catalog.records.epochs.runs_with_choice():
-                given = going_on(given)
-            settings = self.asset.settings.of_run(given)
-            for warning in settings.warnings:
-                _log.warning("%s", warning)
-            job = streaming_job(self.asset, settings, context, given, catalog.filesystem)
-            series: int | End | None = None if self.submission is None else self.submission.series
-            if self.submission is None and (self.earlier or settings.request.is_plain):
-                series = Resumption(job, catalog, self.earlier, clock, time.sleep).series()
-            if isinstance(series, End):
-                return RunResult.of_job_over(catalog, series)
-            self.on_resume()
-            asked = _Cancellation(catalog, self.run_id, clock, Lease.of(settings.config))
+            catalog = storage.catalog(self.asset.name)
+            if self.submission is None:
+                return self._run(context, catalog, self._tell)
+            messages, in_bucket = catalog.records.messages(self.submission.number), catalog.filesystem.is_distant
+            with opened_pipes(messages, self.asset.key, self.run_id, in_bucket=in_bucket) as pipes:
+                # Before Dagster's own handler, which writes the names of the run into the line.
+                context.log.handlers.insert(0, PipesHandler(pipes))
+                return self._run(context, catalog, partial(self._tell, dagster=pipes.log))
 
-            def start(emit: Callable[[Event], None]) -> StreamingRun:
-                asked.run = StreamingRun(
-                    job,
-                    run_id=self.run_id,
-                    request=settings.request,
-                    series=series,
-                    clock=clock,
-                    emit=emit,
-                    submission=self.submission,
-                )
-                return asked.run
+    def _run(
+        self, context: dg.AssetExecutionContext, catalog: CheckpointCatalog, tell: Callable[[Event], None]
+    ) -> RunResult:
+        clock, given = SystemClock(), self.op_config
+        if self.earlier and {launch.run_id for launch in self.earlier} & catalog.records.epochs.runs_with_choice():
+            given = going_on(given)
+        settings = self.asset.settings.of_run(given)
+        for warning in settings.warnings:
+            _log.warning("%s", warning)
+        job = streaming_job(self.asset, settings, context, given, catalog.filesystem)
+        series: int | End | None = None if self.submission is None else self.submission.series
+        if self.submission is None and (self.earlier or settings.request.is_plain):
+            series = Resumption(job, catalog, self.earlier, clock, time.sleep).series()
+        if isinstance(series, End):
+            return RunResult.of_job_over(catalog, series)
+        self.on_resume()
+        asked = _Cancellation(catalog, self.run_id, clock, Lease.of(settings.config))
 
-            spark = own_spark(getattr(context.resources, self.asset.spark_key))
+        def start(emit: Callable[[Event], None]) -> StreamingRun:
+            asked.run = StreamingRun(
+                job,
+                run_id=self.run_id,
+                request=settings.request,
+                series=series,
+                clock=clock,
+                emit=emit,
+                submission=self.submission,
+            )
+            return asked.run
 
-            return spark.supervise(start, self._tell, on_turn=asked.look, is_cancellation=lambda: False)
+        spark = own_spark(getattr(context.resources, self.asset.spark_key))
+        return spark.supervise(start, tell, on_turn=asked.look, is_cancellation=lambda: False)
 
     def drill(self, *, scratch_directory: str | Path | None, timeout: timedelta, bar: Bar = no_bar) -> Drilled:
         """Restore the job's newest checkpoint aside; see :func:`~dagster_ckpt.restore_drill`."""
@@ -244,9 +256,11 @@ class Drive:
                 self.asset, context, self.op_config, scratch_directory=scratch_directory, timeout=timeout, bar=bar
             )
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event, dagster: logging.Logger | None = None) -> None:
         for level, text in describe(event):
             _log.log(level, "%s: %s", self.asset.name, text)
+            if dagster is not None:
+                dagster.log(level, "%s", text)
         self.on_event(event)
 
 

@@ -35,6 +35,7 @@ from click.testing import CliRunner
 
 import dagster_ckpt
 from dagster_ckpt import errors
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.cli import main
 from dagster_ckpt.clock import SystemClock
@@ -50,6 +51,7 @@ from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Star
 from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from dagster_ckpt.standalone.pipes import opened_pipes
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from dagster_ckpt.testing.maven import classpath
@@ -525,6 +527,20 @@ def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
         submitted(records, Submission(run, 0, None, "{}", 0.0))
         assert submitted_drive(defs, spark.definitions, "turnover", run).run().status is JobStatus.FINISHED
         assert len(bench.spark.read.parquet(str(data / "turnover")).collect()) == 3
+    said = [json.loads(message) for message in records.messages(1).new()]
+    assert [said[0]["method"], said[-1]["method"]] == ["opened", "closed"]
+    lines = [each["params"]["message"] for each in said if each["method"] == "log"]
+    assert [line for line in lines if line.startswith("Preflight: ")], "as in the log of any run"
+
+
+def by_pipes(block: Block, bench: Bench, data: Path) -> None:
+    """The message of the page is stored for the run that attends."""
+    del bench
+    messages = JobRecords(MemoryFileSystem(), "turnover").messages(1)
+    with opened_pipes(messages, dg.AssetKey("turnover"), "a" * 32, in_bucket=False):
+        block.run(data)
+    (said,) = (each for each in map(json.loads, messages.new()) if each["method"] == "report_asset_check")
+    assert (said["params"]["asset_key"], said["params"]["check_name"]) == ("turnover", "shops_are_known")
 
 
 def a_driver_on_yarn(block: Block, bench: Bench, data: Path) -> None:
@@ -934,6 +950,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/driver-of-its-own.md": [
         ("Run the driver outside of the Dagster run", a_submitted_driver),
         ("On YARN", a_driver_on_yarn),
+        ("What Dagster shows of the driver", by_pipes),
     ],
     "docs/how-to/kubernetes.md": [
         ("Run on Kubernetes", on_kubernetes),

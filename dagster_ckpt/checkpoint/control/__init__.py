@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
+from dagster_ckpt.checkpoint.control.driver_messages import DriverMessages
 from dagster_ckpt.checkpoint.control.epochs import (
     FAILING,
     NOTHING,
@@ -68,6 +69,7 @@ __all__ = [
     "Choice",
     "Claim",
     "Completed",
+    "DriverMessages",
     "End",
     "FailedCheckpoints",
     "Failure",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.driver_messages import DriverMessages
 from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.control.failures import FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
@@ -81,6 +82,10 @@ class JobRecords:
     def plans(self, job_id: str) -> PlanArchive:
         """The batch plans of a lineage."""
         return PlanArchive(self.filesystem, self._job_name, job_id)
+
+    def messages(self, submission: int) -> DriverMessages:
+        """What the driver of a submission, by its number, tells its Dagster run."""
+        return DriverMessages(self.filesystem, self._job_name, submission)
 
     def claim_ownership(self, deployment: str) -> None:
         """Make ``deployment`` the owner of the job's directory, unless it is already.

@@ -32,6 +32,7 @@ _RECORDS = {
         "deletions": r"[dx]-\d{10}-[0-9a-f]{32}",
         "failures": "",
         r"failures/s-\d{10}": r".+-\d{6}",
+        "messages": r"m-\d{10}-\d{10}",
         "pins": rf"p-{_CHECKPOINT}-[0-9a-f]{{32}}",
         "quarantine": f"q-{_CHECKPOINT}",
         "requests": r"bell|cancel|r-[0-9a-f]{32}(\.(answer|begun))?",

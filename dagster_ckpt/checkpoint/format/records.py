@@ -224,7 +224,7 @@ def _way_on(path: str) -> str:
         return "launch the job with restore_from: {job id}/chk-N, which claims an epoch of its own."
     if "/issued/" in path and "-" not in name.removeprefix("e-"):
         return "write into the file a number above the id of every checkpoint and savepoint of the job."
-    about_runs = ("/submissions/", "/requests/", "/failures/", "/standbys/")
+    about_runs = ("/submissions/", "/messages/", "/requests/", "/failures/", "/standbys/")
     if name in {"heartbeat", "silent", "attendant", "submission"} or any(part in path for part in about_runs):
         return "delete the file. It is about the runs of the job, and no checkpoint depends on it."
     if "/pins/" in path:

@@ -1,7 +1,7 @@
 """The Dagster run of a job whose driver is a process of its own: it reports what the driver has put on record.
 
-The storage is the only channel. The driver knows nothing of Dagster, and the run starts, asks and reads; so the run may
-die and another may go on in its place. A run that attends leaves a sign of life in ``control/attendant``.
+The storage is the only channel, and the run starts, asks and reads; so the run may die and another may go on in its
+place. A run that attends leaves a sign of life in ``control/attendant``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Attendant:
         self._claim: Claim | None = None
         #: The driver's, once it has beaten.
         self._lease = Lease()
-        self._report = DriverReport(catalog, driver, reporter, told, clock)
+        self._report = DriverReport(catalog, driver, reporter, told, clock, wait)
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False

@@ -1,4 +1,7 @@
-"""What a run that attends a driver reports of it: all of it read from the job's records."""
+"""What a run that attends a driver reports: what is on record of the job, and what the driver says by Dagster Pipes.
+
+What must not be lost or doubled comes from the records, whatever the driver says.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from dagster_ckpt.checkpoint import (
     Choice,
     Claim,
     Discarded,
+    DriverMessages,
     End,
     FailedCheckpoints,
     Heartbeat,
@@ -21,13 +25,15 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.shown_text import in_one_line, redacted
+from dagster_ckpt.shown_text import redacted
 
 __all__ = ["DriverReport", "Told"]
 
 #: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
 #: was deleted after the newest checkpoint has been listed.
 _LIST, _SELDOM = 30.0, 7200.0
+#: Seconds for which the last words of a driver that has ended the job are waited for, and between two looks for them.
+_LAST_WORDS, _TURN = 15.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Told:
         failed: a checkpoint has failed, the last of so many.
         beaten: the driver's beat tells something new; whether a checkpoint is due.
         log: a line for the run's log, with its level.
+        said: a message of Dagster Pipes from the driver; ``True`` for the last one.
     """
 
     turn: Callable[[], None]
@@ -55,6 +62,7 @@ class Told:
     failed: Callable[[FailedCheckpoints], None]
     beaten: Callable[[bool], None]
     log: Callable[[int, str], None]
+    said: Callable[[str], bool | None]
 
 
 class DriverReport:
@@ -66,13 +74,20 @@ class DriverReport:
         reporter: of the checkpoints.
         told: who is told of the rest.
         clock: of this host.
+        wait: sleeps for so many seconds.
     """
 
     def __init__(
-        self, catalog: CheckpointCatalog, driver: str, reporter: CheckpointReporter, told: Told, clock: Clock
+        self,
+        catalog: CheckpointCatalog,
+        driver: str,
+        reporter: CheckpointReporter,
+        told: Told,
+        clock: Clock,
+        wait: Callable[[float], object],
     ) -> None:
         self._catalog, self._records = catalog, catalog.records
-        self._driver, self._reporter, self._told, self._clock = driver, reporter, told, clock
+        self._reporter, self._told, self._clock = reporter, told, clock
         self._claim: Claim | None = None
         self._choice: Choice | None = None
         #: The checkpoints listed last, by id: those are not read again, and a deleted one is told with its reason.
@@ -83,25 +98,25 @@ class DriverReport:
         #: What the driver's beat has told of its checkpoints.
         self._beaten: object = None
         self._traced = 0
-        self._failures: set[tuple[str, int]] = set()
         #: The failed checkpoints of the driver's beat that were told last.
         self._failed: FailedCheckpoints | None = None
         self._trouble = ""
+        self._voice = _Voice(catalog, driver, told, clock, wait)
 
     def claimed(self, claim: Claim) -> None:
         """The driver has claimed an epoch: its first, or that of its next start after a failure."""
         self._claim, self._choice = claim, None
         self._told.claimed(claim)
         self._reporter.holds(claim.epoch)
-        self._tell_failures(claim)
 
     def look(self, heartbeat: Heartbeat | None) -> None:
         """Report what is new; ``heartbeat`` is the driver's, just read. A failed report is told of once."""
         trouble = ""
-        try:
-            self._report(heartbeat)
-        except Exception as error:  # the job survives a failed report, and the next look reports
-            trouble = f"The job could not be reported now: {redacted(str(error))}"
+        for report in (self._report, self._voice.hear):
+            try:
+                report(heartbeat)
+            except Exception as error:  # the job survives a failed report, and the next look reports
+                trouble = f"The job could not be reported now: {redacted(str(error))}"
         if trouble and trouble != self._trouble:
             self._told.log(logging.WARNING, trouble)
         self._trouble = trouble
@@ -114,8 +129,6 @@ class DriverReport:
             choice = self._records.epochs.read_choice(claim.epoch)
             if choice is None:
                 return
-            if choice.fell_back:
-                self._told.log(logging.WARNING, in_one_line(redacted(choice.fell_back)))
             self._told.started(choice)
             completed = self._catalog.completed(choice.job_id)[0]
             self._seen = {item.checkpoint_id: item for item in completed}
@@ -177,20 +190,11 @@ class DriverReport:
                     self._traced = trace.epoch
                     self._told.traced(trace)
 
-    def _tell_failures(self, claim: Claim) -> None:
-        for failure in self._records.failures.of(claim.series):
-            key = failure.run_id, failure.sequence
-            if failure.run_id == self._driver and key not in self._failures:
-                self._failures.add(key)
-                self._told.log(
-                    logging.ERROR, f"A start of the driver has failed: {in_one_line(redacted(failure.reason))}"
-                )
-
     def last(self, end: End | None = None) -> list[CheckpointMetadata]:
         """Report what is retained now, and why the others are gone; a failed report must not hide how the job ended."""
+        self._voice.hear_out(0.0 if end is None else _LAST_WORDS)
         try:
             if self._claim is not None:
-                self._tell_failures(self._claim)
                 self._tell_trace(self._claim)
             if self._choice is None:
                 return []
@@ -205,3 +209,52 @@ class DriverReport:
             self._told.log(logging.WARNING, f"The last checkpoints could not be reported: {redacted(str(error))}")
             return []
         return retained
+
+
+class _Voice:
+    """What the driver says by Dagster Pipes.
+
+    Args:
+        catalog: the job's checkpoints.
+        driver: the run that the driver was submitted for.
+        told: who is told.
+        clock: of this host.
+        wait: sleeps for so many seconds.
+    """
+
+    def __init__(
+        self, catalog: CheckpointCatalog, driver: str, told: Told, clock: Clock, wait: Callable[[float], object]
+    ) -> None:
+        self._filesystem, self._records, self._driver = catalog.filesystem, catalog.records, driver
+        self._told, self._clock, self._wait = told, clock, wait
+        self._messages: DriverMessages | None = None
+        self._is_found = self._has_spoken = self._has_said_all = False
+        #: What the driver's beat told when the messages were read last, and when they are read again all the same.
+        self._beaten: object = None
+        self._due_at = 0.0
+
+    def hear(self, heartbeat: Heartbeat | None) -> None:
+        """Tell what is new; a bucket is asked once the beat has news, and once in a timeout of the driver's lease."""
+        if heartbeat is not None and self._filesystem.is_distant:
+            now, beaten = self._clock.monotonic(), (heartbeat.epoch, heartbeat.completed, heartbeat.failed_checkpoints)
+            if beaten == self._beaten and now < self._due_at:
+                return
+            self._beaten, self._due_at = beaten, now + heartbeat.lease.timeout
+        if not self._is_found:
+            submission = self._records.submissions.of(self._driver)
+            self._messages = None if submission is None else self._records.messages(submission.number)
+            self._is_found = True
+        for message in () if self._messages is None else self._messages.new():
+            self._has_spoken = True
+            self._has_said_all = self._told.said(message) is True
+
+    def hear_out(self, seconds: float) -> None:
+        """Tell what the driver still says within so many seconds, or until its last word; never fails."""
+        until = self._clock.monotonic() + seconds
+        try:
+            self.hear(None)
+            while self._has_spoken and not self._has_said_all and self._clock.monotonic() < until:
+                self._wait(_TURN)
+                self.hear(None)
+        except Exception as error:
+            self._told.log(logging.WARNING, f"What the driver says could not be read: {redacted(str(error))}")

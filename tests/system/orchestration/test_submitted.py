@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import dagster as dg
 import psutil
@@ -42,6 +43,13 @@ def test_a_driver_is_resumed_when_it_dies_attended_again_when_its_run_dies_and_c
     job.pipeline.land(1)
     job.wait_caught_up(second)
     assert job.choice().restored == newest.reference
+    for run, says in ((first, "starts from nothing"), (second, f"starts from {newest.reference}")):
+        lines = wait_for(partial(_said, job, run, says), f"a line with {says!r}", seconds=PATIENCE, poll=0.5)
+        assert "The function of submitted makes its query." in lines, "by context.log"
+    with job.dev.instance() as instance:
+        key = dg.AssetCheckKey(dg.AssetKey(job.name), "of_the_function")
+        evaluated = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+    assert [check.run_id for check in evaluated] == [second, first], "each driver has reported it by Dagster Pipes"
     assert [failure.run_id for failure in job.failures()] == [first]
 
     # 2. The process of the run dies: the driver goes on, and another run reports.
@@ -62,6 +70,7 @@ def test_a_driver_is_resumed_when_it_dies_attended_again_when_its_run_dies_and_c
     # 3. Terminate reaches the driver, and the cleanup policy decides.
     job.dev.terminate(third)
     assert job.wait_end(third) == "CANCELED"
+    assert _said(job, third, "The job is over: "), "the driver's last words"
     job.wait_gone([driver])
     end = job.catalog.records.epochs.read_end(epoch)
     assert end is not None
@@ -83,6 +92,13 @@ def _attending(job: JobWatch, driver: str) -> str | None:
     """The run that was launched to attend the driver of a run."""
     found = [run.run_id for run in job.dev.runs(job.name) if run.tags.get(names.ATTENDS_TAG) == driver]
     return found[0] if found else None
+
+
+def _said(job: JobWatch, run: str, part: str) -> list[str] | None:
+    """The lines in the log of a run, once one of them has a part."""
+    with job.dev.instance() as instance:
+        lines = [entry.user_message for entry in instance.all_logs(run) if not entry.is_dagster_event]
+    return lines if any(part in line for line in lines) else None
 
 
 def _is_shown(job: JobWatch) -> bool:

@@ -151,7 +151,7 @@ def test_a_run_that_has_broken_off_leaves_it_to_another_to_tell_the_end(
         raise CorruptRecord("The end of epoch 1 is truncated.", hint="None.")
 
     monkeypatch.setattr(catalog.records.epochs, "read_end", damaged)
-    told = Told(lambda: None, lambda: False, *[lambda *_: None] * 7)
+    told = Told(lambda: None, lambda: False, *[lambda *_: None] * 8)
     reporter = create_autospec(CheckpointReporter)
     with pytest.raises(CorruptRecord):
         Attendant(catalog, claim.run_id, claim.run_id, reporter, told, SystemClock(), time.sleep).attend()

@@ -155,7 +155,7 @@ def test_a_run_that_attends_a_driver_looks_as_often_as_the_driver_beats_and_give
         if bucket.clock.now - began > 3600:
             raise KeyboardInterrupt
 
-    told = Told(turn, lambda: False, *[lambda *_: None] * 7)
+    told = Told(turn, lambda: False, *[lambda *_: None] * 8)
     attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
     with pytest.raises(KeyboardInterrupt):
         attendant.attend()
@@ -194,7 +194,7 @@ def test_a_run_that_attends_a_driver_sees_within_six_timeouts_that_another_has_t
     def turn() -> None:
         assert bucket.clock.now - began < taken + 1800 + 120
 
-    told = Told(turn, lambda: False, *[lambda *_: None] * 7)
+    told = Told(turn, lambda: False, *[lambda *_: None] * 8)
     attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
     with pytest.raises(Fenced, match="taken the job over"):
         attendant.attend()

@@ -6,6 +6,7 @@ its end alone, an event without a run tells of the first checkpoint, and other a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -79,7 +80,7 @@ def _attended(
     context.instance, context.run.run_id = automation.instance, claim.run_id
     told = _told(context, lambda: None, own_run, events, health, first_rows)
     reporter = reporter or create_autospec(CheckpointReporter)
-    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock())
+    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock(), time.sleep)
     report.claimed(claim)
     return report
 
@@ -209,7 +210,7 @@ def test_a_report_that_fails_again_and_again_is_told_of_once(stored: StoredJob) 
     log, reporter, claim = Mock(), create_autospec(CheckpointReporter), stored.claim(run_id())
     told = replace(Told(*(Mock() for _ in fields(Told))), log=log)
     stored.choose(claim)
-    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock())
+    report = DriverReport(stored.catalog, claim.run_id, reporter, told, SystemClock(), time.sleep)
     report.claimed(claim)
     for trouble in ("the database is away", "the database is away", "", "the database is away"):
         reporter.tick.side_effect = OSError(trouble) if trouble else None

@@ -654,7 +654,7 @@ class Waiting:
         pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
         move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
         spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
-        told = Told(self._turn, lambda: canceled, *[lambda *_: None] * 7)
+        told = Told(self._turn, lambda: canceled, *[lambda *_: None] * 8)
         reporter = create_autospec(CheckpointReporter)
         self.attendant = Attendant(job.catalog, self.run, self.run, reporter, told, SystemClock(), time.sleep)
         self.attendant.submit(spark, None, None, {})
@@ -932,9 +932,11 @@ def test_a_checkpoint_that_fails_is_told_by_a_run_that_attends(job: StoredJob) -
     driver = Told(
         lambda: None,
         lambda: False,
-        *map(tell, ("claimed", "started", "completed", "traced", "failed", "beaten", "log")),
+        *map(tell, ("claimed", "started", "completed", "traced", "failed", "beaten", "log", "said")),
     )
-    report = DriverReport(job.catalog, claim.run_id, create_autospec(CheckpointReporter), driver, SystemClock())
+    report = DriverReport(
+        job.catalog, claim.run_id, create_autospec(CheckpointReporter), driver, SystemClock(), time.sleep
+    )
     report.claimed(claim)
     failed = FailedCheckpoints(1, "the storage is full", 1.0, 2)
     for heartbeat in (beat, replace(beat, failed_checkpoints=failed), replace(beat, failed_checkpoints=failed)):
@@ -997,8 +999,8 @@ def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypat
     beat = job.catalog.records.heartbeat.read()
     assert beat is not None
     reporter = create_autospec(CheckpointReporter)
-    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 7)
-    report = DriverReport(job.catalog, claim.run_id, reporter, nobody, SystemClock())
+    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 8)
+    report = DriverReport(job.catalog, claim.run_id, reporter, nobody, SystemClock(), time.sleep)
     report.claimed(claim)
     report.look(beat)
     reporter.began.assert_called_once_with([first, second])

@@ -1,0 +1,117 @@
+"""``control/messages/``: what a driver of its own tells its Dagster run, as messages of Dagster Pipes.
+
+A session of Dagster Pipes ends with the run that has opened it, and the driver may outlive that run. So its messages
+lie here until a run has told them: in chunks, which the driver numbers from 1, and of which it keeps the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, Text, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["DriverMessages"]
+
+_NAME = re.compile(r"m-([0-9]{10})-([0-9]{10})")
+#: How many chunks are kept that no run has told.
+_KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Messages of one moment.
+
+    Attributes:
+        messages: each is JSON.
+    """
+
+    messages: tuple[Text, ...]
+
+
+class DriverMessages:
+    """The messages of the driver of one submission, for the driver or for a run that attends the driver.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+        submission: the number of the submission.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str, submission: int) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/messages"
+        self._submission = submission
+        #: The number of the next chunk, 0 where it is not known.
+        self._next = 0
+
+    # --- the driver --------------------------------------------------------------------------------------------------
+
+    def add(self, messages: Sequence[str]) -> None:
+        """Store a chunk; the messages of earlier submissions are removed with the first.
+
+        Raises:
+            InvalidConfiguration: a message is longer than a record may be; nothing was stored.
+            StorageError: the storage failed; the chunk may be stored or not.
+        """
+        if not self._next:
+            found = self._found()
+            for submission, number in found:
+                if submission < self._submission:
+                    self._filesystem.remove(self._path(number, submission))
+            self._next = 1 + max((number for submission, number in found if submission == self._submission), default=0)
+        while not self._is_stored(messages):
+            self._next += 1
+        if self._next > _KEPT:
+            self._filesystem.remove(self._path(self._next - _KEPT))
+        self._next += 1
+
+    def _is_stored(self, messages: Sequence[str]) -> bool:
+        """Store a chunk under the next number; ``False`` if that number is taken: an earlier try did arrive."""
+        path = self._path(self._next)
+        try:
+            self._filesystem.create(path, encode_record(_Chunk(tuple(messages)), path))
+        except PublishConflict:
+            return False
+        return True
+
+    # --- the run that attends the driver -----------------------------------------------------------------------------
+
+    def new(self) -> Iterator[str]:
+        """The messages that this has not given yet, oldest first; those of a chunk that is damaged are skipped.
+
+        The newest chunk stays, so that a run that begins to attend knows where to go on: that run is told the messages
+        of this chunk again.
+
+        Raises:
+            StorageError: the storage failed; the next call goes on.
+        """
+        try:
+            if not self._next:
+                own = (number for submission, number in self._found() if submission == self._submission)
+                self._next = min(own, default=0)
+            while self._next and (messages := self._read(self._next)) is not None:
+                yield from messages
+                self._filesystem.remove(self._path(self._next - 1))
+                self._next += 1
+        except OSError:
+            self._next = 0  # the driver may have removed the next chunk before the storage is back
+            raise
+
+    def _read(self, number: int) -> Sequence[str] | None:
+        try:
+            chunk = read_record(self._filesystem, self._path(number), _Chunk)
+        except CorruptRecord:
+            return ()
+        return None if chunk is None else chunk.messages
+
+    def _found(self) -> list[tuple[int, int]]:
+        matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
+        return sorted((int(match[1]), int(match[2])) for match in matches if match is not None)
+
+    def _path(self, number: int, submission: int | None = None) -> str:
+        of = self._submission if submission is None else submission
+        return f"{self._directory}/m-{of:010}-{number:010}"

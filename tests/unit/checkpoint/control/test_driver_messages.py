@@ -1,0 +1,126 @@
+"""What a driver says is read in order, by one run after the other, whatever the storage does."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.control import driver_messages
+from dagster_ckpt.checkpoint.control.driver_messages import DriverMessages
+from dagster_ckpt.checkpoint.format import is_record
+from dagster_ckpt.errors import StorageError
+from dagster_ckpt.testing import Fail, FailAfter, FaultInjectingFileSystem, Operation
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+DIRECTORY = "orders/control/messages"
+
+
+class Said:
+    """A driver that counts what it says, and what runs have heard of it."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryFileSystem()
+        self.storage = FaultInjectingFileSystem(self.memory)
+        self.driver = DriverMessages(self.storage, "orders", 1)
+        self.run = DriverMessages(self.memory, "orders", 1)
+        self.said: list[str] = []
+        self.heard: list[str] = []
+        self._numbers = count()
+
+    def say(self) -> None:
+        chunk = [f"{next(self._numbers)}" for _ in range(2)]
+        self.said += chunk
+        self.driver.add(chunk)
+
+    def hear(self) -> list[str]:
+        new = list(self.run.new())
+        self.heard += new
+        return new
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.memory.list(DIRECTORY))
+
+
+def refused(operation: Operation) -> Fail | None:
+    return Fail() if operation.name == "create" else None
+
+
+def unanswered(operation: Operation) -> FailAfter | None:
+    return FailAfter() if operation.name == "create" else None
+
+
+@given(
+    st.lists(st.sampled_from(["say", "hear", "another run hears", "arrives, unanswered", "is refused"]), max_size=30)
+)
+def test_each_run_goes_on_where_the_one_before_has_ended(happens: list[str]) -> None:
+    """And is told the last chunk again; only what the storage has refused is missing."""
+    of = Said()
+    for each in [*happens, "hear"]:
+        match each:
+            case "say":
+                of.say()
+            case "hear":
+                of.hear()
+                assert len(of.names()) <= 1, "what was heard does not stay"
+            case "another run hears":
+                of.hear()
+                of.run = DriverMessages(of.memory, "orders", 1)
+                again = of.hear()
+                assert again == of.said[-2:]
+                del of.heard[len(of.heard) - len(again) :]
+            case _:
+                of.storage.plan = refused if each == "is refused" else unanswered
+                with pytest.raises(StorageError):
+                    of.say()
+                of.storage.plan = lambda _: None
+                if each == "is refused":
+                    del of.said[-2:]
+    assert of.heard == of.said
+    assert all(is_record(f"messages/{name}") for name in of.names())
+
+
+def test_a_driver_that_nobody_attends_keeps_its_newest_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_messages, "_KEPT", 3)
+    of = Said()
+    for _ in range(10):
+        of.say()
+    assert len(of.names()) == 3
+    assert of.hear() == of.said[-6:]
+
+
+def test_a_run_that_could_not_read_for_long_goes_on_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_messages, "_KEPT", 3)
+    of = Said()
+    of.run = DriverMessages(of.storage, "orders", 1)
+    of.say()
+    of.hear()
+    of.storage.plan = lambda operation: Fail() if operation.name == "read" else None
+    with pytest.raises(StorageError):
+        of.hear()
+    of.storage.plan = lambda _: None
+    for _ in range(10):
+        of.say()
+    assert of.hear() == of.said[-6:]
+
+
+def test_a_damaged_chunk_is_passed_over() -> None:
+    of = Said()
+    for _ in range(3):
+        of.say()
+    of.memory.files[f"{DIRECTORY}/{of.names()[1]}"] = b"{"
+    assert of.hear() == [*of.said[:2], *of.said[4:]]
+    of.say()
+    assert of.hear() == of.said[-2:]
+
+
+def test_the_driver_of_a_later_submission_removes_what_the_earlier_one_said() -> None:
+    of = Said()
+    of.say()
+    later = DriverMessages(of.storage, "orders", 2)
+    later.add(["first"])
+    assert list(DriverMessages(of.memory, "orders", 2).new()) == ["first"]
+    assert list(DriverMessages(of.memory, "orders", 1).new()) == []
+    assert len(of.names()) == 1
