@@ -32,6 +32,8 @@ __all__ = ["DriverReport", "Told"]
 #: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
 #: was deleted after the newest checkpoint has been listed.
 _LIST, _SELDOM = 30.0, 7200.0
+#: Seconds after which what the driver says is in the bucket.
+_SAID_AFTER = 12.0
 #: Seconds for which the last words of a driver that has ended the job are waited for, and between two looks for them.
 _LAST_WORDS, _TURN = 15.0, 0.2
 
@@ -229,17 +231,19 @@ class _Voice:
         self._told, self._clock, self._wait = told, clock, wait
         self._messages: DriverMessages | None = None
         self._is_found = self._has_spoken = self._has_said_all = False
-        #: What the driver's beat told when the messages were read last, and when they are read again all the same.
+        #: What the driver's beat has told, and when the messages are read again.
         self._beaten: object = None
         self._due_at = 0.0
 
     def hear(self, heartbeat: Heartbeat | None) -> None:
-        """Tell what is new; a bucket is asked once the beat has news, and once in a timeout of the driver's lease."""
+        """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease."""
         if heartbeat is not None and self._filesystem.is_distant:
             now, beaten = self._clock.monotonic(), (heartbeat.epoch, heartbeat.completed, heartbeat.failed_checkpoints)
-            if beaten == self._beaten and now < self._due_at:
+            if beaten != self._beaten:
+                self._beaten, self._due_at = beaten, min(self._due_at, now + _SAID_AFTER)
+            if now < self._due_at:
                 return
-            self._beaten, self._due_at = beaten, now + heartbeat.lease.timeout
+            self._due_at = now + heartbeat.lease.timeout
         if not self._is_found:
             submission = self._records.submissions.of(self._driver)
             self._messages = None if submission is None else self._records.messages(submission.number)

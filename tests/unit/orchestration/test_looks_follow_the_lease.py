@@ -11,11 +11,12 @@ import pytest
 from dagster_ckpt.checkpoint import CancelRequest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.seen import unchanged_for
+from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.orchestration.attending.attendant import Attendant
@@ -26,6 +27,7 @@ from dagster_ckpt.standalone.job_drive import _Cancellation
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import run_id
 
 DRIVER = run_id()
@@ -199,3 +201,45 @@ def test_a_run_that_attends_a_driver_sees_within_six_timeouts_that_another_has_t
     with pytest.raises(Fenced, match="taken the job over"):
         attendant.attend()
     assert bucket.clock.now - began >= taken
+
+
+def test_what_a_driver_says_is_told_soon_after_its_checkpoints_and_else_once_in_a_timeout() -> None:
+    bucket = Bucket()
+    records = bucket.others
+    submission = submitted(records, Submission(DRIVER, 0, None, "{}", 1.0))
+    claim = records.epochs.claim(token="t", series=None, run_id=DRIVER, host="elsewhere", pid=1, now=iso(1.0))
+    choice = Choice("a" * 32, None, 1, 0, "/live", "h", None, "of the test", complete=())
+    records.epochs.record_choice(claim.epoch, choice)
+    driver, process = records.messages(submission.number), ProcessIdentity("elsewhere/1", 1, 1.0)
+    said_at = {"opened": 0.0, "chk-1 completed": 2010.0, "a line of the function": 3000.0}
+    unsaid, heard = dict(said_at), dict[str, float]()
+    began = bucket.clock.now
+
+    def passed() -> float:
+        return bucket.clock.now - began
+
+    def wait(seconds: float) -> None:
+        bucket.clock.advance(seconds)
+        for message in [each for each, at in unsaid.items() if at <= passed()]:
+            driver.add([message])
+            del unsaid[message]
+        completed = Completed(f"{'a' * 32}/chk-1", 1) if passed() > 2000 else None
+        beat = int(bucket.clock.now // 2)
+        records.heartbeat.write(Heartbeat(claim.epoch, DRIVER, (process,), beat, 0.0, completed=completed))
+
+    def turn() -> None:
+        if passed() > 3600:
+            raise KeyboardInterrupt
+
+    told = Told(turn, lambda: False, *[lambda *_: None] * 7, lambda message: heard.setdefault(message, passed()) < 0)
+    attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
+    wait(0)
+    with pytest.raises(KeyboardInterrupt):
+        attendant.attend()
+    late = {message: heard[message] - at for message, at in said_at.items()}
+    assert late["chk-1 completed"] <= 12 + 2, "12 s after the beat that names it, and one look"
+    assert max(late.values()) <= 30 + 2, "a timeout of the lease, and one look"
+    reads = sum(item.name == "read" and "/messages/" in item.path for item in bucket.storage.operations)
+    lists = sum(item.name == "list" and "/messages" in item.path for item in bucket.storage.operations)
+    assert reads <= 3600 / 30 + 6, "one in a timeout, and two for each message"
+    assert lists <= 2
