@@ -536,10 +536,10 @@ def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
 def by_pipes(block: Block, bench: Bench, data: Path) -> None:
     """The message of the page is stored for the run that attends."""
     del bench
-    messages = JobRecords(MemoryFileSystem(), "turnover").messages(1)
-    with opened_pipes(messages, dg.AssetKey("turnover"), "a" * 32, in_bucket=False):
+    records = JobRecords(MemoryFileSystem(), "turnover")
+    with opened_pipes(records.messages(1), dg.AssetKey("turnover"), "a" * 32, in_bucket=False):
         block.run(data)
-    (said,) = (each for each in map(json.loads, messages.new()) if each["method"] == "report_asset_check")
+    (said,) = (each for each in map(json.loads, records.messages(1).new()) if each["method"] == "report_asset_check")
     assert (said["params"]["asset_key"], said["params"]["check_name"]) == ("turnover", "shops_are_known")
 
 
@@ -950,8 +950,8 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/driver-of-its-own.md": [
         ("Run the driver outside of the Dagster run", a_submitted_driver),
         ("On YARN", a_driver_on_yarn),
-        ("What Dagster shows of the driver", by_pipes),
     ],
+    "docs/how-to/driver-in-dagster.md": [("Say something from the driver", by_pipes)],
     "docs/how-to/kubernetes.md": [
         ("Run on Kubernetes", on_kubernetes),
         ("A driver in a pod of its own", in_a_pod_of_its_own),

@@ -7,7 +7,8 @@
         {job-id}/shared/                immutable files that checkpoints share
         taskowned/                      Spark's live locations, {epoch}-{token}/checkpoint, if they are in the storage
         control/                        owner, epochs, issued, heartbeat, silent, failures, deletions, pins, quarantine,
-                                        requests, savepoints, starts, standbys, submissions, attendant, wal, reserve
+                                        requests, savepoints, starts, standbys, submissions, messages, attendant, wal,
+                                        reserve
     {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
         _metadata, and every file of the savepoint that is not inside it
 """

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion, _Decision
+from dagster_ckpt.checkpoint.control.driver_messages import _Chunk
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, Heartbeat
@@ -89,6 +90,7 @@ RECORDS: list[Any] = [
     CancelRequest("run-1", 1.0),
     Submission("run-1", 2, 1, '{"restore_from": "latest"}', 1.0, 4),
     _Outcome(3),
+    _Chunk(('{"method": "opened", "params": {}}',)),
     _Begun(3, 1.0),
     _Bell(LINEAGE),
     NamedSavepoint("before-upgrade", "/savepoints/savepoint-012345-0123456789ab", "a note", None, LINEAGE, 3, 8, "now"),

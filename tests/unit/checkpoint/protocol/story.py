@@ -94,6 +94,7 @@ def told(pins: Pins) -> Story:
     JobRecords(memory, JOB).starts.add(StartTrace(3, "run", "2026-11-23T10:00:00+00:00", True, (STEP,)))
     submission = submitted(JobRecords(memory, JOB), Submission("run", 2, None, "{}", 1.0))
     JobRecords(memory, JOB).submissions.take(submission, 3)
+    JobRecords(memory, JOB).messages(submission.number).add(['{"method": "opened", "params": {}}'])
     JobRecords(memory, JOB).attendant.write(Heartbeat(3, "run", (process,), 4, 1.0, stopped=True))
     HeartbeatFile(memory, JOB, "silent").write(Heartbeat(2, "run", (process,), 4, 1.0))
     Standbys(memory, JOB).write(Heartbeat(3, "standby", (process,), 4, 1.0))
