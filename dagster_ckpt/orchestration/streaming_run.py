@@ -281,6 +281,7 @@ def _told(
     def claimed(claim: Claim) -> None:
         if claim.epoch != claim.series:
             health.began()  # a start has failed
+            events.look(goes_on=True)
         events.happened(EpochClaimed(claim.epoch))
 
     def started(choice: Choice) -> None:

@@ -5,41 +5,47 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
+from collections import deque
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import dagster as dg
 from dagster_pipes import (
     DAGSTER_PIPES_CONTEXT_ENV_VAR,
     DAGSTER_PIPES_MESSAGES_ENV_VAR,
     DagsterPipesError,
-    PipesBlobStoreMessageWriter,
-    PipesBlobStoreMessageWriterChannel,
     PipesContext,
     PipesDefaultContextLoader,
+    PipesException,
     PipesMappingParamsLoader,
     PipesMessage,
+    PipesMessageWriter,
+    PipesMessageWriterChannel,
     PipesParams,
     encode_param,
 )
 
-from dagster_ckpt.checkpoint import DriverMessages
-from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.checkpoint import LONGEST_REASON, DriverMessages
+from dagster_ckpt.shown_text import in_one_line, redacted
 
 __all__ = ["PipesHandler", "opened_pipes"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two writes of messages, where there are any: in a bucket each write is paid for.
-_INTERVAL, _INTERVAL_IN_A_BUCKET = 1.0, 10.0
-#: Messages that wait for a storage that does not take them; later ones are in the driver's output alone.
-_MOST = 10_000
+#: Seconds until the first write of messages, and between two writes: in a bucket each write is paid for.
+_SOON, _INTERVAL, _INTERVAL_IN_A_BUCKET = 0.2, 1.0, 10.0
+#: Messages and characters of one write; and messages that wait for the storage, of which the oldest go first.
+_AT_ONCE, _LARGEST, _MOST = 1_000, 1_000_000, 10_000
+#: Most characters of a message that is no line of a log.
+_LONGEST = 200_000
+#: Seconds for which the end of the driver waits for a storage that does not take its last messages.
+_PATIENCE = 5.0
 
 
 @contextlib.contextmanager
 def opened_pipes(messages: DriverMessages, key: dg.AssetKey, run_id: str, *, in_bucket: bool) -> Iterator[PipesContext]:
-    """A session of Dagster Pipes for this process, which the job's function gets by ``PipesContext.get()``.
+    """A session of Dagster Pipes for this process, which ``open_dagster_pipes()`` gives to the job's function, too.
 
     Args:
         messages: takes what is told.
@@ -62,17 +68,16 @@ def opened_pipes(messages: DriverMessages, key: dg.AssetKey, run_id: str, *, in_
     given = {DAGSTER_PIPES_CONTEXT_ENV_VAR: {"data": data}, DAGSTER_PIPES_MESSAGES_ENV_VAR: {}}
     loader = PipesMappingParamsLoader({name: encode_param(value) for name, value in given.items()})
     writer = _Writer(messages, _INTERVAL_IN_A_BUCKET if in_bucket else _INTERVAL)
-    # Not by open_dagster_pipes(), which gives a session of an earlier drive in this process, closed as it is.
-    pipes = PipesContext(loader, PipesDefaultContextLoader(), writer)
+    pipes = _Session(loader, PipesDefaultContextLoader(), writer)
     PipesContext.set(pipes)
     try:
         yield pipes
     finally:
-        pipes.close()  # without the error that ends the job: the records have it, without secrets
+        pipes.end()
 
 
 class PipesHandler(logging.Handler):
-    """Tells Dagster what is logged, until the session is closed.
+    """Tells Dagster what is logged, until the session is over.
 
     Args:
         pipes: the session.
@@ -84,38 +89,96 @@ class PipesHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(DagsterPipesError):
-            self._pipes.log.log(record.levelno, "%s", redacted(record.getMessage()))
+            self._pipes.log.log(record.levelno, "%s", record.getMessage())
 
 
-class _Writer(PipesBlobStoreMessageWriter["_Channel"]):
+class _Session(PipesContext):
+    """A session as long as the driver: whoever opens it for a while does not close it, and a stream reports anew."""
+
+    def close(self, exc: PipesException | None = None) -> None:
+        """Do nothing: the driver goes on, and so does the session."""
+
+    def end(self) -> None:
+        """Close the session; the error that ends the job is on record already, without secrets."""
+        super().close()
+
+    def report_asset_materialization(self, *given: Any, **named: Any) -> None:
+        self._materialized_assets.clear()
+        super().report_asset_materialization(*given, **named)
+
+
+class _Writer(PipesMessageWriter["_Channel"]):
     def __init__(self, messages: DriverMessages, interval: float) -> None:
-        super().__init__(interval=interval)
-        self._messages = messages
+        self._messages, self._interval = messages, interval
 
-    def make_channel(self, params: PipesParams) -> _Channel:
+    @contextlib.contextmanager
+    def open(self, params: PipesParams) -> Iterator[_Channel]:
         del params
-        return _Channel(self._messages, self.interval)
+        channel = _Channel(self._messages)
+        over = threading.Event()
+        thread = threading.Thread(
+            target=channel.store_until, args=(over, self._interval), name="dagster-ckpt-pipes", daemon=True
+        )
+        thread.start()
+        try:
+            yield channel
+        finally:
+            over.set()
+            thread.join(_PATIENCE)
 
 
-class _Channel(PipesBlobStoreMessageWriterChannel):
-    """Stores messages from a thread of its own. A storage that fails costs messages, and never the job."""
+class _Channel(PipesMessageWriterChannel):
+    """Messages on their way to the storage, which a thread of their own stores. The job never waits, nor fails."""
 
-    def __init__(self, messages: DriverMessages, interval: float) -> None:
-        super().__init__(interval=interval)
+    def __init__(self, messages: DriverMessages) -> None:
         self._messages = messages
+        self._waiting: deque[str] = deque(maxlen=_MOST)
+        self._is_told_of = False
 
     def write_message(self, message: PipesMessage) -> None:
-        if message["method"] == "opened":
-            self._store([json.dumps(message)])  # at once: a run that finds nothing waits for no last message
-        elif message["method"] == "closed" or self._buffer.qsize() < _MOST:
-            super().write_message(message)
+        self._waiting.append(_encoded(message))
 
-    def upload_messages_chunk(self, payload: IO[Any], index: int) -> None:
-        del index  # an earlier process of this submission may have told something, too
-        self._store(payload.read().split("\n"))
+    def store_until(self, over: threading.Event, interval: float) -> None:
+        """Store what waits, again and again, and once more at the end."""
+        chunk, pause, is_over = list[str](), _SOON, False
+        while not is_over:
+            is_over, pause = over.wait(pause), interval
+            while chunk := chunk or self._next_chunk():
+                if not self._is_stored(chunk):  # it is tried again as it is, because the storage may have it
+                    break
+                chunk = []
 
-    def _store(self, messages: list[str]) -> None:
+    def _next_chunk(self) -> list[str]:
+        chunk, size = list[str](), 0
+        while self._waiting and len(chunk) < _AT_ONCE and size < _LARGEST:
+            chunk.append(self._waiting.popleft())
+            size += len(chunk[-1])
+        return chunk
+
+    def _is_stored(self, chunk: list[str]) -> bool:
         try:
-            self._messages.add(messages)
-        except (CheckpointError, OSError) as error:
-            _log.warning("%d messages do not reach Dagster: %s", len(messages), redacted(str(error)))
+            self._messages.add(chunk)
+        except Exception as error:  # the clients of storages raise anything
+            if not self._is_told_of:
+                _log.warning("What this driver says does not reach Dagster now: %s", in_one_line(redacted(str(error))))
+            self._is_told_of = True
+            return False
+        self._is_told_of = False
+        return True
+
+
+def _encoded(message: PipesMessage) -> str:
+    """A message as JSON; what JSON does not have, as text."""
+    if message["method"] == "log" and message["params"]:
+        text = str(message["params"]["message"])
+        rest = "" if len(text) <= LONGEST_REASON else f" ... ({len(text):,} characters)"
+        message = {**message, "params": {**message["params"], "message": redacted(text[:LONGEST_REASON]) + rest}}
+    try:
+        encoded = json.dumps(message, default=str)
+        why = f"it has {len(encoded):,} characters" if len(encoded) > _LONGEST else ""
+    except ValueError as error:
+        encoded, why = "", str(error)
+    if not why:
+        return encoded
+    said = f"A message of the driver ({message['method']}) is not told: {why}"
+    return json.dumps({"method": "log", "params": {"level": "WARNING", "message": said}})

@@ -6,8 +6,10 @@ lie here until a run has told them: in chunks, which the driver numbers from 1, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, Text, encode_record, read_record
@@ -19,6 +21,8 @@ __all__ = ["DriverMessages"]
 _NAME = re.compile(r"m-([0-9]{10})-([0-9]{10})")
 #: How many chunks are kept that no run has told.
 _KEPT = 1_000
+#: In so many looks that find nothing, one looks whether the driver has removed what comes next.
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +49,32 @@ class DriverMessages:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/messages"
         self._submission = submission
-        #: The number of the next chunk, 0 where it is not known.
-        self._next = 0
+        #: The number of the next chunk, 0 where it is not known; and how many of its messages were told.
+        self._next = self._told = 0
+        self._looks = 0
 
     # --- the driver --------------------------------------------------------------------------------------------------
 
     def add(self, messages: Sequence[str]) -> None:
-        """Store a chunk; the messages of earlier submissions are removed with the first.
+        """Store a chunk; with the first one the messages of earlier submissions go.
 
         Raises:
             InvalidConfiguration: a message is longer than a record may be; nothing was stored.
-            StorageError: the storage failed; the chunk may be stored or not.
+            StorageError: the storage failed; the chunk may be stored or not. The same chunk can be added again.
         """
+        over: list[str] = []
         if not self._next:
             found = self._found()
-            for submission, number in found:
-                if submission < self._submission:
-                    self._filesystem.remove(self._path(number, submission))
+            over = [self._path(number, submission) for submission, number in found if submission < self._submission]
             self._next = 1 + max((number for submission, number in found if submission == self._submission), default=0)
         while not self._is_stored(messages):
             self._next += 1
-        if self._next > _KEPT:
-            self._filesystem.remove(self._path(self._next - _KEPT))
+        for path in [*over, *([self._path(self._next - _KEPT)] if self._next > _KEPT else ())]:
+            self._remove(path)
         self._next += 1
 
     def _is_stored(self, messages: Sequence[str]) -> bool:
-        """Store a chunk under the next number; ``False`` if that number is taken: an earlier try did arrive."""
+        """Store a chunk under the next number; ``False`` if another process of this submission has used that number."""
         path = self._path(self._next)
         try:
             self._filesystem.create(path, encode_record(_Chunk(tuple(messages)), path))
@@ -81,7 +85,7 @@ class DriverMessages:
     # --- the run that attends the driver -----------------------------------------------------------------------------
 
     def new(self) -> Iterator[str]:
-        """The messages that this has not given yet, oldest first; those of a chunk that is damaged are skipped.
+        """The messages that this has not given yet, oldest first. One counts as given when the next one is asked for.
 
         The newest chunk stays, so that a run that begins to attend knows where to go on: that run is told the messages
         of this chunk again.
@@ -89,24 +93,36 @@ class DriverMessages:
         Raises:
             StorageError: the storage failed; the next call goes on.
         """
-        try:
-            if not self._next:
-                own = (number for submission, number in self._found() if submission == self._submission)
-                self._next = min(own, default=0)
-            while self._next and (messages := self._read(self._next)) is not None:
-                yield from messages
-                self._filesystem.remove(self._path(self._next - 1))
-                self._next += 1
-        except OSError:
-            self._next = 0  # the driver may have removed the next chunk before the storage is back
-            raise
+        self._next = self._next or self._oldest()
+        while self._next and (messages := self._read(self._next)) is not None:
+            self._looks = 0
+            while self._told < len(messages):
+                yield messages[self._told]
+                self._told += 1
+            self._next, self._told = self._next + 1, 0
+            self._remove(self._path(self._next - 2))
+        self._looks += 1
+        if self._looks % _LOOKS == 0 and self._next > 1 and self._read(self._next - 1) is None:
+            self._next = self._oldest()
+
+    def _oldest(self) -> int:
+        """The first of the chunks that end with the newest without a gap, 0 for none."""
+        numbers = {number for submission, number in self._found() if submission == self._submission}
+        oldest = max(numbers, default=0)
+        while oldest - 1 in numbers:
+            oldest -= 1
+        return oldest
 
     def _read(self, number: int) -> Sequence[str] | None:
         try:
             chunk = read_record(self._filesystem, self._path(number), _Chunk)
-        except CorruptRecord:
-            return ()
+        except CorruptRecord as error:
+            return [json.dumps({"method": "log", "params": {"level": "WARNING", "message": str(error)}})]
         return None if chunk is None else chunk.messages
+
+    def _remove(self, path: str) -> None:
+        with suppress(OSError):  # what stays is passed over, and the next submission removes it
+            self._filesystem.remove(path)
 
     def _found(self) -> list[tuple[int, int]]:
         matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))

@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.shown_text import printable, redacted
 
 __all__ = ["DriverReport", "Told"]
 
@@ -35,7 +35,9 @@ _LIST, _SELDOM = 30.0, 7200.0
 #: Seconds after which what the driver says is in the bucket.
 _SAID_AFTER = 12.0
 #: Seconds for which the last words of a driver that has ended the job are waited for, and between two looks for them.
-_LAST_WORDS, _TURN = 15.0, 0.2
+_LAST_WORDS, _TURN = 10.0, 0.2
+#: Seconds for which a look tells what the driver has said, and how often a message is tried that Dagster refuses.
+_AT_MOST, _TRIES = 1.0, 10
 
 
 @dataclass(frozen=True)
@@ -234,9 +236,16 @@ class _Voice:
         #: What the driver's beat has told, and when the messages are read again.
         self._beaten: object = None
         self._due_at = 0.0
+        #: How often Dagster has refused the next message.
+        self._refused = 0
 
     def hear(self, heartbeat: Heartbeat | None) -> None:
-        """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease."""
+        """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease.
+
+        Raises:
+            StorageError: the storage failed; nothing that was not told is lost.
+            Exception: Dagster has not taken a message, which the next look tells again.
+        """
         if heartbeat is not None and self._filesystem.is_distant:
             now, beaten = self._clock.monotonic(), (heartbeat.epoch, heartbeat.completed, heartbeat.failed_checkpoints)
             if beaten != self._beaten:
@@ -248,9 +257,27 @@ class _Voice:
             submission = self._records.submissions.of(self._driver)
             self._messages = None if submission is None else self._records.messages(submission.number)
             self._is_found = True
+        until = self._clock.monotonic() + _AT_MOST
         for message in () if self._messages is None else self._messages.new():
             self._has_spoken = True
-            self._has_said_all = self._told.said(message) is True
+            if self._clock.monotonic() >= until:  # this run has more to do, and the next look goes on
+                self._due_at = until
+                return
+            self._has_said_all = self._is_told(message)
+
+    def _is_told(self, message: str) -> bool:
+        """Tell a message; whether it is the last one. One that Dagster refuses again and again is given up."""
+        try:
+            is_last = self._told.said(message) is True
+        except Exception:
+            self._refused += 1
+            if self._refused < _TRIES:
+                raise
+            said = printable(redacted(message[:200]))
+            self._told.log(logging.WARNING, f"Dagster refuses what the driver has reported, and it is given up: {said}")
+            is_last = False
+        self._refused = 0
+        return is_last
 
     def hear_out(self, seconds: float) -> None:
         """Tell what the driver still says within so many seconds, or until its last word; never fails."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import dagster as dg
 
@@ -15,7 +15,10 @@ from dagster_ckpt.shown_text import printable, redacted
 
 __all__ = ["PipesMessages"]
 
+_Event: TypeAlias = dg.AssetMaterialization | dg.AssetCheckEvaluation
 _DATA_VERSION = "dagster/data_version"
+#: Most characters of a line: a driver cuts its lines before.
+_LONGEST = 20_000
 
 
 class PipesMessages:
@@ -29,7 +32,7 @@ class PipesMessages:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
-        log_event: Callable[[dg.AssetMaterialization | dg.AssetCheckEvaluation], object],
+        log_event: Callable[[_Event], object],
     ) -> None:
         self._context = context
         self._log_event = log_event
@@ -39,37 +42,41 @@ class PipesMessages:
 
         Args:
             message: JSON.
+
+        Raises:
+            Exception: Dagster does not take the event; the message can be told again.
         """
         try:
             said: Mapping[str, Any] = json.loads(message)
-            self._tell(said["method"], said["params"] or {}, said)
+            events = self._events(said["method"], said["params"] or {}, said)
         except Exception as error:  # a storage gives what somebody else may have written
             self._say(logging.WARNING, f"A message of the driver could not be told: {error!r}")
             return False
+        for event in events:
+            self._log_event(event)
         return bool(said["method"] == "closed")
 
-    def _tell(self, method: str, params: Mapping[str, Any], message: Any) -> None:
+    def _events(self, method: str, params: Mapping[str, Any], message: Any) -> Sequence[_Event]:
+        """The events of a message; a line is told at once."""
         match method:
             case "opened" | "closed":
-                pass
+                return ()
             case "log":
                 level = logging.getLevelNamesMapping().get(params["level"], logging.INFO)
                 self._say(level, str(params["message"]))
+                return ()
             case "report_custom_message":
                 self._say(logging.INFO, f"The driver reports {json.dumps(params['payload'])}")
-            case _:
-                handler = dg.PipesMessageHandler(self._context, _Given())
-                handler.handle_message(message)
-                for result in handler.get_reported_results():
-                    self._log_event(_event(result))
+                return ()
+        handler = dg.PipesMessageHandler(self._context, _Given())
+        handler.handle_message(message)
+        return [_event(result) for result in handler.get_reported_results()]
 
     def _say(self, level: int, text: str) -> None:
-        say(self._context.log, level, printable(redacted(text)))
+        say(self._context.log, level, printable(redacted(text[:_LONGEST])))
 
 
-def _event(
-    result: dg.MaterializeResult[Any] | dg.AssetCheckResult,
-) -> dg.AssetMaterialization | dg.AssetCheckEvaluation:
+def _event(result: dg.MaterializeResult[Any] | dg.AssetCheckResult) -> _Event:
     """A result as an event: a stream has no end at which Dagster would take results."""
     key = dg.AssetKey.from_coercible(result.asset_key or ())  # which each message of Pipes names
     if isinstance(result, dg.AssetCheckResult):

@@ -90,7 +90,7 @@ class RequestEvents:
         return True
 
     def tick(self) -> None:
-        """Look beside a driver of its own, which tells Dagster nothing, once it is time."""
+        """Look beside a driver of its own once it is time: the records tell what has become of the requests."""
         now = self._clock.monotonic()
         if now - self._looked_at < self._every:
             return

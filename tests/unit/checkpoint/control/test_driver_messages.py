@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 
 import pytest
@@ -91,27 +92,54 @@ def test_a_driver_that_nobody_attends_keeps_its_newest_messages(monkeypatch: pyt
     assert of.hear() == of.said[-6:]
 
 
-def test_a_run_that_could_not_read_for_long_goes_on_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_could_not_look_for_long_goes_on_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_messages, "_KEPT", 3)
+    of = Said()
+    of.say()
+    of.hear()
+    for _ in range(10):
+        of.say()
+    assert [heard for _ in range(11) for heard in of.hear()] == of.said[-6:]
+    of.say()
+    assert of.hear() == of.said[-2:]
+
+
+def test_what_could_not_be_removed_is_not_told_again_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_messages, "_KEPT", 3)
     of = Said()
     of.run = DriverMessages(of.storage, "orders", 1)
-    of.say()
-    of.hear()
-    of.storage.plan = lambda operation: Fail() if operation.name == "read" else None
-    with pytest.raises(StorageError):
-        of.hear()
-    of.storage.plan = lambda _: None
-    for _ in range(10):
+    of.storage.plan = lambda operation: Fail() if operation.name == "remove" else None
+    for _ in range(4):
         of.say()
-    assert of.hear() == of.said[-6:]
+        assert of.hear() == of.said[-2:]
+    of.storage.plan = lambda _: None
+    for _ in range(5):
+        of.say()
+    assert of.names()[0].endswith("-0000000001"), "it was left"
+    assert list(DriverMessages(of.memory, "orders", 1).new()) == of.said[-6:]
 
 
-def test_a_damaged_chunk_is_passed_over() -> None:
+def test_a_run_that_stops_in_the_middle_of_a_chunk_goes_on_there() -> None:
+    of = Said()
+    for _ in range(2):
+        of.say()
+    for message in of.said:
+        assert next(of.run.new()) == message, "it was not told yet, as no other was asked for"
+        given = of.run.new()
+        assert next(given) == message
+        next(given, None)
+    assert of.hear() == []
+
+
+def test_a_damaged_chunk_is_named_and_passed_over() -> None:
     of = Said()
     for _ in range(3):
         of.say()
-    of.memory.files[f"{DIRECTORY}/{of.names()[1]}"] = b"{"
-    assert of.hear() == [*of.said[:2], *of.said[4:]]
+    damaged = of.names()[1]
+    of.memory.files[f"{DIRECTORY}/{damaged}"] = b"{"
+    first, second, why, *others = of.hear()
+    assert [first, second, *others] == [*of.said[:2], *of.said[4:]]
+    assert damaged in json.loads(why)["params"]["message"]
     of.say()
     assert of.hear() == of.said[-2:]
 
