@@ -31,7 +31,7 @@ __all__ = [
 HIDDEN = "***"
 
 #: Text before the host of a URL: a user, perhaps with a password.
-_USER = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.-]*:)?)//(?P<user>[^/?#\s]*)@")
+_USER = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.-]{0,30}:)?)//(?P<user>[^/?#\s]*)@")
 #: How `urlsplit` quotes an invalid host.
 _NETLOC = re.compile(r"(?P<is>\bnetloc ['\"])\S*@")
 #: Schemes whose text before the host is a container, not a credential.

@@ -279,3 +279,49 @@ def test_what_is_a_secret_among_options() -> None:
         "client_kwargs.aws_session_token",
         "fs.azure.account.key.mine.dfs.core.windows.net",
     ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "x",
+            "x1",
+            "/a",
+            "a:",
+            "=a",
+            "//",
+            "//a",
+            "?",
+            "&a=",
+            "a=b&",
+            "token=",
+            "?key=)",
+            ")",
+            ".",
+            "@",
+            "a@",
+            "://",
+            "+",
+        ),
+        *(
+            "netloc ",
+            'netloc "a',
+            "Bearer ",
+            "authorization ",
+            "password",
+            'password="',
+            "\\",
+            "'",
+            '"',
+            " ",
+            "\n",
+            "-",
+        ),
+        *("-----BEGIN ", "-----BEGIN A", "\x1b", "é"),
+    ],
+)
+def test_a_long_text_takes_time_by_its_length(part: str) -> None:
+    """An error may quote a value of a megabyte, which took minutes: in them no thread ran, nor did a heart beat."""
+    assert "hunter2" not in redacted(f"{part * (1_000_000 // len(part))} //user:hunter2@host")
