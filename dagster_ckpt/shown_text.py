@@ -37,7 +37,8 @@ _NETLOC = re.compile(r"(?P<is>\bnetloc ['\"])\S*@")
 #: Schemes whose text before the host is a container, not a credential.
 _CONTAINER = re.compile(r"(?:abfss?|az|wasbs?):", re.IGNORECASE)
 #: A parameter of a query or fragment; also a parameter alone, such as a token that was cut off its URL.
-_PARAMETER = re.compile(r"(?P<lead>[?&;#]|(?<![^\s\"'(,]))(?P<name>[^=&?;#\s\"'(,]+)=(?P<value>[^&\s]+)")
+_PARAMETER = re.compile(r"(?P<lead>[?&;#]|(?<![^\s\"'(,]))(?P<name>[^=&?;#\s\"'(,]+)=(?=[^&\s])")
+_VALUE = re.compile(r"[^&\s]+")
 _SECRET_NAME = re.compile(
     r"auth(?!or)|credential|passw|pwd|secret|signature|token|upload_id|(?:access|account|api|private|shared)[-_]?key"
     r"|awsaccesskeyid|googleaccessid|connection_?string",
@@ -48,7 +49,7 @@ _IN_A_QUERY = frozenset(("key", "se", "si", "sig", "sip", "skoid", "sktid", "sp"
 #: Names that mean a secret outside a query too, where other ``name=value`` text may be a partition directory.
 _ALONE = frozenset(("access_token", "password", "secret", "sig", "signature", "token"))
 #: Characters that end a sentence or a quotation, and are not part of a secret.
-_END = re.compile(r"[\"'>)\]},.:;]*$")
+_END = "\"'>)]},.:;"
 _HEADER = re.compile(
     r"(?P<name>(?:proxy-)?authorization|x-amz-security-token|x-ms-copy-source-authorization)"
     r"(?P<is>[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+",
@@ -205,14 +206,13 @@ def _without_user(match: re.Match[str]) -> str:
 def _without_values(text: str) -> str:
     done, at = [], 0
     while (match := _PARAMETER.search(text, at)) is not None:
-        if not _is_secret_parameter(unquote(match["name"]).lower(), in_query=bool(match["lead"])):
-            # The matched value may contain the next parameter, so search on from the value's start.
-            done.append(text[at : match.start("value")])
-            at = match.start("value")
-            continue
-        end = _END.search(match["value"])
-        done += [text[at : match.start("value")], HIDDEN, end[0] if end else ""]
+        done.append(text[at : match.end()])
         at = match.end()
+        if _is_secret_parameter(unquote(match["name"]).lower(), in_query=bool(match["lead"])):
+            value = _VALUE.match(text, at)
+            said = "" if value is None else value[0]
+            done += [HIDDEN, said[len(said.rstrip(_END)) :]]
+            at += len(said)
     return "".join([*done, text[at:]])
 
 

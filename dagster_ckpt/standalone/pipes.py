@@ -32,6 +32,7 @@ from dagster_ckpt.shown_text import in_one_line, redacted
 __all__ = ["PipesHandler", "opened_pipes"]
 
 _log = logging.getLogger(__name__)
+_REPORTING = threading.Lock()
 
 #: Seconds until the first write of messages, and between two writes: in a bucket each write is paid for.
 _SOON, _INTERVAL, _INTERVAL_IN_A_BUCKET = 0.2, 1.0, 10.0
@@ -40,7 +41,7 @@ _AT_ONCE, _LARGEST, _MOST = 1_000, 1_000_000, 10_000
 #: Most characters of a message that is no line of a log.
 _LONGEST = 200_000
 #: Seconds for which the end of the driver waits for a storage that does not take its last messages.
-_PATIENCE = 5.0
+_PATIENCE = 10.0
 
 
 @contextlib.contextmanager
@@ -103,8 +104,9 @@ class _Session(PipesContext):
         super().close()
 
     def report_asset_materialization(self, *given: Any, **named: Any) -> None:
-        self._materialized_assets.clear()
-        super().report_asset_materialization(*given, **named)
+        with _REPORTING:
+            self._materialized_assets.clear()
+            super().report_asset_materialization(*given, **named)
 
 
 class _Writer(PipesMessageWriter["_Channel"]):
@@ -171,13 +173,14 @@ def _encoded(message: PipesMessage) -> str:
     """A message as JSON; what JSON does not have, as text."""
     if message["method"] == "log" and message["params"]:
         text = str(message["params"]["message"])
+        shown = redacted(text[: 2 * LONGEST_REASON])[:LONGEST_REASON]  # in this order: no secret is cut and shown
         rest = "" if len(text) <= LONGEST_REASON else f" ... ({len(text):,} characters)"
-        message = {**message, "params": {**message["params"], "message": redacted(text[:LONGEST_REASON]) + rest}}
+        message = {**message, "params": {**message["params"], "message": f"{shown}{rest}"}}
     try:
         encoded = json.dumps(message, default=str)
         why = f"it has {len(encoded):,} characters" if len(encoded) > _LONGEST else ""
-    except ValueError as error:
-        encoded, why = "", str(error)
+    except Exception as error:  # what is reported is the user's, and so is how it becomes text
+        encoded, why = "", str(error) or type(error).__name__
     if not why:
         return encoded
     said = f"A message of the driver ({message['method']}) is not told: {why}"

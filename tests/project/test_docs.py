@@ -51,6 +51,7 @@ from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Star
 from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
 from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
+from dagster_ckpt.standalone import pipes
 from dagster_ckpt.standalone.pipes import opened_pipes
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
@@ -518,6 +519,7 @@ def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
     land_orders(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        patch.setattr(pipes, "_PATIENCE", 240.0)  # for a busy machine
         defs = ending(block).run(data)["defs"]
         spark = defs.resources["spark"]
         run = "a" * 32

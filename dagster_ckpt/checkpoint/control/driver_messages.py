@@ -21,7 +21,7 @@ __all__ = ["DriverMessages"]
 _NAME = re.compile(r"m-([0-9]{10})-([0-9]{10})")
 #: How many chunks are kept that no run has told.
 _KEPT = 1_000
-#: In so many looks that find nothing, one looks whether the driver has removed what comes next.
+#: Of so many looks that find nothing, one lists: the driver may have removed what comes next.
 _LOOKS = 10
 
 
@@ -52,6 +52,8 @@ class DriverMessages:
         #: The number of the next chunk, 0 where it is not known; and how many of its messages were told.
         self._next = self._told = 0
         self._looks = 0
+        #: What earlier drivers have said, once that is known.
+        self._over: list[str] = []
 
     # --- the driver --------------------------------------------------------------------------------------------------
 
@@ -62,16 +64,19 @@ class DriverMessages:
             InvalidConfiguration: a message is longer than a record may be; nothing was stored.
             StorageError: the storage failed; the chunk may be stored or not. The same chunk can be added again.
         """
-        over: list[str] = []
         if not self._next:
             found = self._found()
-            over = [self._path(number, submission) for submission, number in found if submission < self._submission]
+            self._over = [
+                self._path(number, submission) for submission, number in found if submission < self._submission
+            ]
             self._next = 1 + max((number for submission, number in found if submission == self._submission), default=0)
         while not self._is_stored(messages):
             self._next += 1
-        for path in [*over, *([self._path(self._next - _KEPT)] if self._next > _KEPT else ())]:
-            self._remove(path)
+        if self._next > _KEPT:
+            self._over.append(self._path(self._next - _KEPT))
         self._next += 1
+        while self._over:
+            self._remove(self._over.pop())
 
     def _is_stored(self, messages: Sequence[str]) -> bool:
         """Store a chunk under the next number; ``False`` if another process of this submission has used that number."""
@@ -102,8 +107,8 @@ class DriverMessages:
             self._next, self._told = self._next + 1, 0
             self._remove(self._path(self._next - 2))
         self._looks += 1
-        if self._looks % _LOOKS == 0 and self._next > 1 and self._read(self._next - 1) is None:
-            self._next = self._oldest()
+        if self._looks % _LOOKS == 0 and (oldest := self._oldest()) > self._next:
+            self._next, self._told = oldest, 0
 
     def _oldest(self) -> int:
         """The first of the chunks that end with the newest without a gap, 0 for none."""
@@ -121,7 +126,7 @@ class DriverMessages:
         return None if chunk is None else chunk.messages
 
     def _remove(self, path: str) -> None:
-        with suppress(OSError):  # what stays is passed over, and the next submission removes it
+        with suppress(Exception):  # what stays is passed over, and the next submission removes it
             self._filesystem.remove(path)
 
     def _found(self) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ class Attendant:
         self._claim: Claim | None = None
         #: The driver's, once it has beaten.
         self._lease = Lease()
-        self._report = DriverReport(catalog, driver, reporter, told, clock, wait)
+        self._report = DriverReport(catalog, driver, reporter, told, clock, self._rest)
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False
@@ -212,6 +212,12 @@ class Attendant:
         while (left := until - self._clock.monotonic()) > 0:
             self._wait(min(_TURN, left))
             self._turn()
+
+    def _rest(self, seconds: float) -> None:
+        """Sleep for less than a second, and stay alive to others."""
+        self._wait(seconds)
+        with contextlib.suppress(StorageError, OSError):
+            self._sign.show(self._claim, self._lease)
 
     def _turn(self) -> None:
         try:

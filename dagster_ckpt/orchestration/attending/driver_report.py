@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.shown_text import printable, redacted
+from dagster_ckpt.shown_text import redacted
 
 __all__ = ["DriverReport", "Told"]
 
@@ -34,10 +34,11 @@ __all__ = ["DriverReport", "Told"]
 _LIST, _SELDOM = 30.0, 7200.0
 #: Seconds after which what the driver says is in the bucket.
 _SAID_AFTER = 12.0
-#: Seconds for which the last words of a driver that has ended the job are waited for, and between two looks for them.
-_LAST_WORDS, _TURN = 10.0, 0.2
-#: Seconds for which a look tells what the driver has said, and how often a message is tried that Dagster refuses.
-_AT_MOST, _TRIES = 1.0, 10
+#: Seconds for which the last words of a driver that has ended the job are waited for, and between two looks for them;
+#: and for which they are tried again if they could not be told.
+_LAST_WORDS, _TURN, _AGAIN = 15.0, 0.2, 2.0
+#: Seconds for which a look tells what the driver has said, and for which a message is tried that Dagster refuses.
+_AT_MOST, _REFUSED = 1.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ class DriverReport:
     def look(self, heartbeat: Heartbeat | None) -> None:
         """Report what is new; ``heartbeat`` is the driver's, just read. A failed report is told of once."""
         trouble = ""
-        for report in (self._report, self._voice.hear):
-            try:
-                report(heartbeat)
-            except Exception as error:  # the job survives a failed report, and the next look reports
-                trouble = f"The job could not be reported now: {redacted(str(error))}"
+        try:
+            self._report(heartbeat)
+        except Exception as error:  # the job survives a failed report, and the next look reports
+            trouble = f"The job could not be reported now: {redacted(str(error))}"
         if trouble and trouble != self._trouble:
             self._told.log(logging.WARNING, trouble)
         self._trouble = trouble
+        self._voice.look(heartbeat)
 
     def _report(self, heartbeat: Heartbeat | None) -> None:
         claim = self._claim
@@ -236,16 +237,12 @@ class _Voice:
         #: What the driver's beat has told, and when the messages are read again.
         self._beaten: object = None
         self._due_at = 0.0
-        #: How often Dagster has refused the next message.
-        self._refused = 0
+        #: Since when Dagster has refused the next message; and what was told of such a trouble.
+        self._refused_at: float | None = None
+        self._trouble = ""
 
-    def hear(self, heartbeat: Heartbeat | None) -> None:
-        """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease.
-
-        Raises:
-            StorageError: the storage failed; nothing that was not told is lost.
-            Exception: Dagster has not taken a message, which the next look tells again.
-        """
+    def look(self, heartbeat: Heartbeat | None) -> None:
+        """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease."""
         if heartbeat is not None and self._filesystem.is_distant:
             now, beaten = self._clock.monotonic(), (heartbeat.epoch, heartbeat.completed, heartbeat.failed_checkpoints)
             if beaten != self._beaten:
@@ -253,39 +250,54 @@ class _Voice:
             if now < self._due_at:
                 return
             self._due_at = now + heartbeat.lease.timeout
-        if not self._is_found:
-            submission = self._records.submissions.of(self._driver)
-            self._messages = None if submission is None else self._records.messages(submission.number)
-            self._is_found = True
-        until = self._clock.monotonic() + _AT_MOST
-        for message in () if self._messages is None else self._messages.new():
-            self._has_spoken = True
-            if self._clock.monotonic() >= until:  # this run has more to do, and the next look goes on
-                self._due_at = until
-                return
-            self._has_said_all = self._is_told(message)
-
-    def _is_told(self, message: str) -> bool:
-        """Tell a message; whether it is the last one. One that Dagster refuses again and again is given up."""
+        trouble = ""
         try:
-            is_last = self._told.said(message) is True
-        except Exception:
-            self._refused += 1
-            if self._refused < _TRIES:
-                raise
-            said = printable(redacted(message[:200]))
-            self._told.log(logging.WARNING, f"Dagster refuses what the driver has reported, and it is given up: {said}")
-            is_last = False
-        self._refused = 0
-        return is_last
+            self._hear()
+        except Exception as error:  # the next look goes on where this one has ended
+            self._due_at = self._clock.monotonic()
+            trouble = f"What the driver says could not be told now: {redacted(str(error))}"
+        if trouble and trouble != self._trouble:
+            self._told.log(logging.WARNING, trouble)
+        self._trouble = trouble
 
     def hear_out(self, seconds: float) -> None:
         """Tell what the driver still says within so many seconds, or until its last word; never fails."""
-        until = self._clock.monotonic() + seconds
+        began = self._clock.monotonic()
+        while True:
+            self.look(None)
+            if self._trouble:
+                seconds = max(seconds, _AGAIN)
+            is_over = self._has_said_all or not (self._has_spoken or self._trouble)
+            if is_over or self._clock.monotonic() - began >= seconds:
+                return
+            self._wait(_TURN)
+
+    def _hear(self) -> None:
+        if not self._is_found:
+            latest = self._records.submissions.latest()  # also one that the run has just withdrawn
+            is_own = latest.submission is not None and latest.submission.run_id == self._driver
+            self._messages = self._records.messages(latest.number) if is_own else None
+            self._is_found = True
+        until: float | None = None
+        for message in () if self._messages is None else self._messages.new():
+            now = self._clock.monotonic()
+            if until is not None and now >= until:  # this run has more to do, and the next look goes on
+                self._due_at = now
+                return
+            until = now + _AT_MOST if until is None else until
+            self._has_spoken = True
+            self._has_said_all = self._is_told(message)
+
+    def _is_told(self, message: str) -> bool:
+        """Tell a message; whether it is the last one. One that Dagster refuses for long is given up."""
         try:
-            self.hear(None)
-            while self._has_spoken and not self._has_said_all and self._clock.monotonic() < until:
-                self._wait(_TURN)
-                self.hear(None)
-        except Exception as error:
-            self._told.log(logging.WARNING, f"What the driver says could not be read: {redacted(str(error))}")
+            is_last = self._told.said(message) is True
+        except Exception:
+            now = self._clock.monotonic()
+            self._refused_at = now if self._refused_at is None else self._refused_at
+            if now - self._refused_at < _REFUSED:
+                raise
+            self._told.log(logging.WARNING, "Dagster refuses what the driver has reported, and it is given up.")
+            is_last = False
+        self._refused_at = None
+        return is_last

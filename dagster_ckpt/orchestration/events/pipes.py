@@ -18,7 +18,7 @@ __all__ = ["PipesMessages"]
 _Event: TypeAlias = dg.AssetMaterialization | dg.AssetCheckEvaluation
 _DATA_VERSION = "dagster/data_version"
 #: Most characters of a line: a driver cuts its lines before.
-_LONGEST = 20_000
+_LONGEST = 11_000
 
 
 class PipesMessages:
@@ -65,6 +65,9 @@ class PipesMessages:
                 level = logging.getLevelNamesMapping().get(params["level"], logging.INFO)
                 self._say(level, str(params["message"]))
                 return ()
+            case "log_external_stream":
+                self._say(logging.INFO, str(params["text"]))
+                return ()
             case "report_custom_message":
                 self._say(logging.INFO, f"The driver reports {json.dumps(params['payload'])}")
                 return ()
@@ -73,7 +76,7 @@ class PipesMessages:
         return [_event(result) for result in handler.get_reported_results()]
 
     def _say(self, level: int, text: str) -> None:
-        say(self._context.log, level, printable(redacted(text[:_LONGEST])))
+        say(self._context.log, level, printable(redacted(text[: 2 * _LONGEST])[:_LONGEST]))
 
 
 def _event(result: dg.MaterializeResult[Any] | dg.AssetCheckResult) -> _Event:

@@ -14,6 +14,7 @@ import dagster as dg
 import pytest
 from dagster_pipes import PipesContext, open_dagster_pipes
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.driver_messages import DriverMessages
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
@@ -28,6 +29,12 @@ from tests.helpers.checkpoint.submitting import submitted
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 KEY, RUN = dg.AssetKey(["shop", "orders"]), "a" * 32
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer than a driver waits."""
+    monkeypatch.setattr(driver_side, "_PATIENCE", 240.0)
 
 
 @pytest.fixture
@@ -114,30 +121,45 @@ def test_what_is_no_message_is_named_and_the_next_one_is_told(message: str) -> N
     assert not ended
 
 
+class Unsayable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def test_what_is_too_long_or_no_json_is_named_and_the_others_are_told() -> None:
-    storage, loop = MemoryFileSystem(), list[object]()
+    storage, loop, deep = MemoryFileSystem(), list[object](), list[object]()
     loop.append(loop)
+    for _ in range(100_000):
+        deep = [deep]
+    payloads: list[object] = ["y" * 2_000_000, loop, {(1, 2): 3}, Unsayable(), deep]
 
     def say(pipes: PipesContext) -> None:
         pipes.log.info("x" * 2_000_000)
-        pipes.report_custom_message("y" * 2_000_000)
-        pipes.report_custom_message(loop)
+        for payload in payloads:
+            pipes.report_custom_message(payload)
         pipes.log.info("next")
 
     said(DriverMessages(storage, "orders", 1), say)
-    cut, long, circular, after = (line for _, line in told(DriverMessages(storage, "orders", 1).new())[0])
+    cut, *named, after = (line for _, line in told(DriverMessages(storage, "orders", 1).new())[0])
     assert cut.startswith("xxx")
     assert cut.endswith("... (2,000,000 characters)")
-    assert long.startswith("A message of the driver (report_custom_message) is not told: it has 2,000,")
-    assert circular == "A message of the driver (report_custom_message) is not told: Circular reference detected"
+    begin = "A message of the driver (report_custom_message) is not told: "
+    assert [line.startswith(begin) for line in named] == [True] * len(payloads)
+    assert "it has 2,000," in named[0]
+    assert named[1].endswith(": Circular reference detected")
+    assert named[3].endswith(": no text")
     assert after == "next"
 
 
-def test_the_secrets_of_a_line_do_not_reach_the_storage() -> None:
+@pytest.mark.parametrize("before", ["", "z" * 9_980])
+def test_the_secrets_of_a_line_do_not_reach_the_storage(before: str) -> None:
     storage = MemoryFileSystem()
-    said(DriverMessages(storage, "orders", 1), lambda pipes: pipes.log.info("at s3://user:hunter2@place"))
-    assert b"place" in b"".join(storage.files.values())
-    assert b"hunter2" not in b"".join(storage.files.values())
+    said(
+        DriverMessages(storage, "orders", 1), lambda pipes: pipes.log.info("%s s3://user:hunter2hunter2@place", before)
+    )
+    stored = b"".join(storage.files.values())
+    assert b"s3://***" in stored
+    assert b"hunter" not in stored
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("Event loop is closed")], ids=["", "and its client fails"])
@@ -188,10 +210,16 @@ class Ended:
         self.refuses = 0
         #: What the driver says when so much time has passed.
         self.later: dict[float, str] = {}
+        self._claim = claim
+        self.report = self.reported(job.catalog)
+
+    def reported(self, catalog: CheckpointCatalog) -> DriverReport:
         nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 8)
-        to = replace(nobody, said=self._said, log=lambda _, line: self.heard.append(line))
-        self.report = DriverReport(job.catalog, run, create_autospec(CheckpointReporter), to, self.clock, self._wait)
-        self.report.claimed(claim)
+        told = replace(nobody, said=self._said, log=lambda _, line: self.heard.append(line))
+        reporter = create_autospec(CheckpointReporter)
+        report = DriverReport(catalog, self._claim.run_id, reporter, told, self.clock, self._wait)
+        report.claimed(self._claim)
+        return report
 
     def _said(self, message: str) -> bool:
         if self.refuses:
@@ -224,7 +252,7 @@ def test_last_words_that_do_not_come_are_not_waited_for_long(job: StoredJob, *, 
         ended.driver.add(["opened"])
     began = ended.clock.now
     ended.report.last(ended.end)
-    assert (9 if speaks else 0) <= ended.clock.now - began < (12 if speaks else 1)
+    assert (14 if speaks else 0) <= ended.clock.now - began < (17 if speaks else 1)
 
 
 def test_a_look_tells_a_part_of_what_a_loud_driver_says_and_the_next_look_goes_on(job: StoredJob) -> None:
@@ -245,10 +273,45 @@ def test_what_dagster_does_not_take_is_told_again_and_in_the_end_given_up(job: S
     ended.refuses = 3
     for _ in range(4):
         ended.report.look(None)
-    assert ended.heard[-2:] == ["first", "second"]
+    (trouble,) = (line for line in ended.heard if "database is locked" in line)
+    assert ended.heard == [trouble, "first", "second"]
     ended.driver.add(["third", "fourth"])
-    ended.refuses = 10
-    for _ in range(11):
+    ended.refuses = 16
+    for _ in range(17):
+        ended.clock.advance(20)
         ended.report.look(None)
-    assert ended.heard[-1] == "fourth"
-    assert ended.heard[-2].endswith("and it is given up: third")
+    assert ended.heard[3:] == [trouble, "Dagster refuses what the driver has reported, and it is given up.", "fourth"]
+
+
+def test_last_words_that_dagster_does_not_take_at_once_are_told(job: StoredJob) -> None:
+    ended = Ended(job)
+    ended.driver.add(["opened", "why it failed", "closed"])
+    ended.refuses = 2
+    ended.report.last(ended.end)
+    assert ended.heard[-3:] == ["opened", "why it failed", "closed"]
+
+
+def test_a_storage_that_takes_seconds_for_a_read_gives_some_messages_a_look(job: StoredJob) -> None:
+    ended = Ended(job)
+    filesystem = FaultInjectingFileSystem(job.catalog.filesystem)
+
+    def slow(operation: Operation) -> None:
+        if operation.name == "read" and "/messages/" in operation.path:
+            ended.clock.advance(3)
+
+    filesystem.plan = slow
+    ended.report = ended.reported(CheckpointCatalog(filesystem, job.name))
+    ended.driver.add([f"line {number}" for number in range(20)])
+    for _ in range(5):
+        ended.report.look(None)
+    assert ended.heard == [f"line {number}" for number in range(20)]
+
+
+def test_what_a_driver_said_before_it_was_withdrawn_is_told(job: StoredJob) -> None:
+    run, clock, heard = run_id(), ManualClock(), list[str]()
+    submission = submitted(job.catalog.records, Submission(run, 0, None, "{}", 1.0))
+    job.catalog.records.messages(submission.number).add(["opened", "why"])
+    job.catalog.records.submissions.withdraw(submission)
+    to = replace(Told(lambda: None, lambda: False, *[lambda *_: None] * 8), said=heard.append)
+    DriverReport(job.catalog, run, create_autospec(CheckpointReporter), to, clock, clock.advance).last()
+    assert heard == ["opened", "why"]

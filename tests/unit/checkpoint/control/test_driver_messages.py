@@ -104,6 +104,20 @@ def test_a_run_that_could_not_look_for_long_goes_on_with_what_is_left(monkeypatc
     assert of.hear() == of.said[-2:]
 
 
+def test_a_run_that_stood_in_the_middle_of_a_chunk_that_is_gone_misses_nothing_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_messages, "_KEPT", 3)
+    of = Said()
+    of.say()
+    given = of.run.new()
+    next(given)
+    next(given)  # the first one counts as given
+    for _ in range(10):
+        of.say()
+    assert [heard for _ in range(11) for heard in of.hear()] == of.said[-6:]
+
+
 def test_what_could_not_be_removed_is_not_told_again_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_messages, "_KEPT", 3)
     of = Said()
@@ -145,9 +159,14 @@ def test_a_damaged_chunk_is_named_and_passed_over() -> None:
 
 
 def test_the_driver_of_a_later_submission_removes_what_the_earlier_one_said() -> None:
+    """Also if the storage refuses the driver's first chunk."""
     of = Said()
     of.say()
     later = DriverMessages(of.storage, "orders", 2)
+    of.storage.plan = refused
+    with pytest.raises(StorageError):
+        later.add(["first"])
+    of.storage.plan = lambda _: None
     later.add(["first"])
     assert list(DriverMessages(of.memory, "orders", 2).new()) == ["first"]
     assert list(DriverMessages(of.memory, "orders", 1).new()) == []

@@ -319,7 +319,7 @@ def test_what_is_a_secret_among_options() -> None:
             "\n",
             "-",
         ),
-        *("-----BEGIN ", "-----BEGIN A", "\x1b", "é"),
+        *("?a=", "#a=", ";a=", "?key=)))", "-----BEGIN ", "-----BEGIN A", "\x1b", "é"),
     ],
 )
 def test_a_long_text_takes_time_by_its_length(part: str) -> None:
