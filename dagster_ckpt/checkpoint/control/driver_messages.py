@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,11 +66,10 @@ class DriverMessages:
             StorageError: the storage failed; the chunk may be stored or not. The same chunk can be added again.
         """
         if not self._next:
-            found = self._found()
-            self._over = [
-                self._path(number, submission) for submission, number in found if submission < self._submission
-            ]
-            self._next = 1 + max((number for submission, number in found if submission == self._submission), default=0)
+            found = self._numbers()
+            earlier = sorted(submission for submission in found if submission < self._submission)
+            self._over = [self._path(number, submission) for submission in earlier for number in found[submission]]
+            self._next = 1 + max(found[self._submission], default=0)
         while not self._is_stored(messages):
             self._next += 1
         if self._next > _KEPT:
@@ -112,7 +112,7 @@ class DriverMessages:
 
     def _oldest(self) -> int:
         """The first of the chunks that end with the newest without a gap, 0 for none."""
-        numbers = {number for submission, number in self._found() if submission == self._submission}
+        numbers = self._numbers()[self._submission]
         oldest = max(numbers, default=0)
         while oldest - 1 in numbers:
             oldest -= 1
@@ -129,9 +129,13 @@ class DriverMessages:
         with suppress(Exception):  # what stays is passed over, and the next submission removes it
             self._filesystem.remove(path)
 
-    def _found(self) -> list[tuple[int, int]]:
-        matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
-        return sorted((int(match[1]), int(match[2])) for match in matches if match is not None)
+    def _numbers(self) -> dict[int, set[int]]:
+        """The numbers of the stored chunks, by submission."""
+        found = defaultdict[int, set[int]](set)
+        for entry in self._filesystem.list(self._directory):
+            if (match := _NAME.fullmatch(entry.name)) is not None:
+                found[int(match[1])].add(int(match[2]))
+        return found
 
     def _path(self, number: int, submission: int | None = None) -> str:
         of = self._submission if submission is None else submission

@@ -27,7 +27,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.orchestration.attending.cluster_release import check_release
-from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told, Trouble
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
@@ -94,7 +94,7 @@ class Attendant:
         self._lease = Lease()
         self._report = DriverReport(catalog, driver, reporter, told, clock, self._rest)
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
-        self._troubled = ""
+        self._trouble = Trouble(told.log)
         self._is_long = False
         self._list_at = 0.0  # on the monotonic clock: then a bucket is asked for the next claim; 0: for all epochs
 
@@ -234,11 +234,9 @@ class Attendant:
             self._sign.show(self._claim, self._lease)
             ended = self._seen()
         except (StorageError, OSError) as error:
-            if self._troubled != (said := str(error)):
-                self._told.log(logging.WARNING, f"The records of the job cannot be read now: {redacted(said)}")
-            self._troubled = said
+            self._trouble.is_now(f"The records of the job cannot be read now: {redacted(str(error))}")
             return None
-        self._troubled = ""
+        self._trouble.is_now("")
         return ended
 
     def _seen(self) -> End | None:

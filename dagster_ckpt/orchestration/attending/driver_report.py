@@ -27,7 +27,7 @@ from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.shown_text import redacted
 
-__all__ = ["DriverReport", "Told"]
+__all__ = ["DriverReport", "Told", "Trouble"]
 
 #: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
 #: was deleted after the newest checkpoint has been listed.
@@ -70,6 +70,26 @@ class Told:
     said: Callable[[str], bool | None]
 
 
+class Trouble:
+    """What goes wrong at each look, and is told of once.
+
+    Args:
+        log: takes a line for the run's log, with its level.
+
+    Attributes:
+        said: what is wrong, empty for nothing.
+    """
+
+    def __init__(self, log: Callable[[int, str], None]) -> None:
+        self._log, self.said = log, ""
+
+    def is_now(self, said: str) -> None:
+        """Tell what is wrong, empty for nothing, unless the look before has told the same."""
+        if said and said != self.said:
+            self._log(logging.WARNING, said)
+        self.said = said
+
+
 class DriverReport:
     """Reports the checkpoints, starts and failures of one driver.
 
@@ -105,7 +125,7 @@ class DriverReport:
         self._traced = 0
         #: The failed checkpoints of the driver's beat that were told last.
         self._failed: FailedCheckpoints | None = None
-        self._trouble = ""
+        self._trouble = Trouble(told.log)
         self._voice = _Voice(catalog, driver, told, clock, wait)
 
     def claimed(self, claim: Claim) -> None:
@@ -121,9 +141,7 @@ class DriverReport:
             self._report(heartbeat)
         except Exception as error:  # the job survives a failed report, and the next look reports
             trouble = f"The job could not be reported now: {redacted(str(error))}"
-        if trouble and trouble != self._trouble:
-            self._told.log(logging.WARNING, trouble)
-        self._trouble = trouble
+        self._trouble.is_now(trouble)
         self._voice.look(heartbeat)
 
     def _report(self, heartbeat: Heartbeat | None) -> None:
@@ -237,9 +255,9 @@ class _Voice:
         #: What the driver's beat has told, and when the messages are read again.
         self._beaten: object = None
         self._due_at = 0.0
-        #: Since when Dagster has refused the next message; and what was told of such a trouble.
+        #: When Dagster has refused the next message for the first time.
         self._refused_at: float | None = None
-        self._trouble = ""
+        self._trouble = Trouble(told.log)
 
     def look(self, heartbeat: Heartbeat | None) -> None:
         """Tell what is new; a bucket is asked soon after the beat has news, and once in a timeout of the lease."""
@@ -256,18 +274,16 @@ class _Voice:
         except Exception as error:  # the next look goes on where this one has ended
             self._due_at = self._clock.monotonic()
             trouble = f"What the driver says could not be told now: {redacted(str(error))}"
-        if trouble and trouble != self._trouble:
-            self._told.log(logging.WARNING, trouble)
-        self._trouble = trouble
+        self._trouble.is_now(trouble)
 
     def hear_out(self, seconds: float) -> None:
         """Tell what the driver still says within so many seconds, or until its last word; never fails."""
         began = self._clock.monotonic()
         while True:
             self.look(None)
-            if self._trouble:
+            if self._trouble.said:
                 seconds = max(seconds, _AGAIN)
-            is_over = self._has_said_all or not (self._has_spoken or self._trouble)
+            is_over = self._has_said_all or not (self._has_spoken or self._trouble.said)
             if is_over or self._clock.monotonic() - began >= seconds:
                 return
             self._wait(_TURN)
