@@ -25,12 +25,14 @@ import shutil
 import statistics
 import sys
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -46,33 +48,45 @@ from tests.jobs.tables.iceberg import lake  # noqa: E402
 FLOOR = "F"
 #: The kinds of a turn, each of which is compared with another by its neighbours in time.
 _KINDS = (PLAIN, FLOOR, OURS)
+_FORMATS = {"delta": delta_conf, "iceberg": iceberg_conf}
 
 
-def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options: Options) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Options(Options):
+    """The command line; a table that is partitioned has eight partitions, and each batch rows for all of them."""
+
+    partitioned: bool
+
+
+def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options: _Options) -> dict[str, Any]:
     """One query from nothing to its end, into a new table."""
     name = f"t{uuid.uuid4().hex}"
     live, path = directory / "run", str(directory / "tables" / name)
     table = f"{lake(spark, directory / 'lake')}.db.{name}" if of == "iceberg" else f"delta.`{path}`"
     source = spark.readStream.schema("k LONG, v DOUBLE").option("maxFilesPerTrigger", 1)
     stream = source.parquet(str(directory / "input" / str(options.rows)))
+    partition_by = ["p"] if options.partitioned else []
+    stream = stream.selectExpr("*", "k % 8 AS p") if options.partitioned else stream
     if kind == OURS:
-        sink = IcebergSink(table) if of == "iceberg" else DeltaSink(path)
+        make, where = (IcebergSink, table) if of == "iceberg" else (DeltaSink, path)
+        sink = make(where, partition_by=partition_by)
         sink.attach(name, stream)
         sink.adopt(uuid.uuid4().hex)
         sink.begin(SinkRun(live / f"000001-{uuid.uuid4().hex[:8]}", 1, None, lambda: None, lambda _: None))
         writer = sink_to(stream, sink)
     elif kind == FLOOR:
         if of == "iceberg":
-            spark.createDataFrame([], stream.schema).writeTo(table).using("iceberg").create()
+            created = spark.createDataFrame([], stream.schema).writeTo(table).using("iceberg")
+            (created.partitionedBy(f.col("p")) if options.partitioned else created).create()
 
         def append(rows: DataFrame, batch: int) -> None:
             del batch
             appended = rows.write.format(of).mode("append")
-            appended.saveAsTable(table) if of == "iceberg" else appended.save(path)
+            appended.saveAsTable(table) if of == "iceberg" else appended.partitionBy(partition_by).save(path)
 
         writer = stream.writeStream.foreachBatch(append)
     else:
-        writer = stream.writeStream.format(of)
+        writer = stream.writeStream.format(of).partitionBy(partition_by)
         writer = writer if of == "iceberg" else writer.option("path", path)
     writer = writer.option("checkpointLocation", str(live / "checkpoint")).trigger(availableNow=True)
     before = _processor_seconds()
@@ -85,7 +99,7 @@ def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options:
     return figures
 
 
-def measure(spark: SparkSession, of: str, directory: Path, options: Options) -> list[dict[str, Any]]:
+def measure(spark: SparkSession, of: str, directory: Path, options: _Options) -> list[dict[str, Any]]:
     """Every query of a batch size, after one of each kind that warms the JVM up."""
     for kind in _KINDS:
         run_query(kind, spark, of, directory, options)
@@ -97,7 +111,7 @@ def measure(spark: SparkSession, of: str, directory: Path, options: Options) -> 
     return runs
 
 
-def summarize(runs: list[dict[str, Any]], options: Options) -> dict[str, Any]:
+def summarize(runs: list[dict[str, Any]], options: _Options) -> dict[str, Any]:
     """The medians of each kind, and the ratios of two kinds, by turn, each with its interval."""
     summary: dict[str, Any] = {"rows": options.rows, "load_mean": statistics.fmean(run["load"] for run in runs)}
     for figure in ("batch_ms_median", "cpu_ms_a_batch"):
@@ -119,6 +133,8 @@ def main() -> int:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[20_000], help="rows of a batch, one or more sizes")
+    parser.add_argument("--format", choices=sorted(_FORMATS), help="default: the first that is for this Spark")
+    parser.add_argument("--partitioned", action="store_true", help="the tables are partitioned by a column of 8 values")
     parser.add_argument("--batches", type=int, default=10, help="batches of a query")
     parser.add_argument("--pairs", type=int, default=10, help="queries of each kind and size")
     parser.add_argument("--seed", type=int, default=1)
@@ -133,11 +149,12 @@ def main() -> int:
         return 0
     directory: Path = arguments.pop("directory").absolute()
     output: Path = (arguments.pop("output") or directory / "tables.json").absolute()
-    sizes = [Options(**{**arguments, "rows": rows}) for rows in arguments["rows"]]
-    conf = delta_conf() or iceberg_conf()
-    if not conf:
-        parser.error("Neither Delta nor Iceberg is for this Spark. Run it in an environment of tools/test_spark.py.")
-    of = "delta" if delta_conf() else "iceberg"
+    wanted = arguments.pop("format")
+    sizes = [_Options(**{**arguments, "rows": rows}) for rows in arguments["rows"]]
+    found = ((name, conf()) for name, conf in _FORMATS.items() if wanted in {None, name})
+    of, conf = next(((name, conf) for name, conf in found if conf), ("", {}))
+    if not of:
+        parser.error("No such format is for this Spark. Run it in an environment of tools/test_spark.py.")
     shutil.rmtree(directory, ignore_errors=True)
     runs: dict[int, list[dict[str, Any]]] = {}
     with alone():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +22,16 @@ from dagster_ckpt.spark.sinks.iceberg.lineage import (
     recorded_newest,
 )
 from dagster_ckpt.spark.sinks.iceberg.rollback import Rollback, files_to_delete
+from dagster_ckpt.spark.sinks.iceberg.staging import STAGED_TABLES, Staging
 from dagster_ckpt.spark.sinks.table_sink import explained
 from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
 
 __all__ = ["IcebergTable"]
 
-_STAGED_TABLES = "org.apache.iceberg.spark.SparkTableCache"
 _CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
-#: With Spark 4.0, Spark's writer stages files under this option; later it does so for every staged table.
-_STAGED = "rewritten-file-scan-task-set-id"
 #: Staged for a newer format, rows need ids there that only rows of a compaction have.
 _NEWEST_WITH_SPARK_40 = 2
 #: A property of a table, and settings of a session, by which Spark's own writers do not publish what they write.
@@ -74,26 +70,20 @@ class IcebergTable:
         iceberg = jvm.org.apache.iceberg
         try:
             loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-            staged: Any = loader.loadClass(_STAGED_TABLES)
+            loader.loadClass(STAGED_TABLES)
         except Exception as error:
             raise InvalidConfiguration(
                 f"Spark has no Iceberg, and the job writes to the Iceberg table {name}.",
                 hint="Start Spark with spark.jars.packages=org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0 "
                 "(for Spark 4.1) and a catalog; docs/how-to/sink-iceberg.md shows it.",
             ) from error
-        # By reflection, because the class has an instance method of the same name.
-        gateway: Any = session.sparkContext._gateway  # noqa: SLF001
-        nothing = (gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object))
-        self._staged_tables = staged.getMethod("get", next(nothing)).invoke(None, next(nothing))
         # Once: the JVM looks for a class by its name in all jars, and is asked for a static method before each call.
-        self._coordinator = iceberg.spark.FileRewriteCoordinator.get()
-        self._spark, self._schemas = iceberg.spark.Spark3Util, iceberg.spark.SparkSchemaUtil
+        self._spark = iceberg.spark.Spark3Util
         lines: Any = iceberg.util.SnapshotUtil
         self._is_ancestor, self._between = lines.isAncestorOf, lines.snapshotIdsBetween
         self._json_of = iceberg.SnapshotParser.toJson
         self._opened: Any = None
-        #: What only the table has, by the id of its schema: all rows that a query writes have the same columns.
-        self._missing: dict[int, Mapping[str, DataType]] = {}
+        self._staging = Staging(session)
         catalog = self._catalog()
         if not loader.loadClass(_CATALOGS).isInstance(catalog):
             raise InvalidConfiguration(
@@ -178,21 +168,8 @@ class IcebergTable:
                 raise
 
     def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
-        """Have Spark write the data files of ``rows``, which no reader sees before a commit.
-
-        The table may have another schema or partitioning by now: such files can be added, so nobody looks before.
-        """
-        table, coordinator = self._table(), self._coordinator
-        staged = f"dagster_ckpt-{uuid.uuid4().hex}"
-        self._staged_tables.add(staged, table)
-        try:
-            writer = self._of_all_columns(rows).write.format("iceberg").options(**options).option(_STAGED, staged)
-            writer.mode("append").save(staged)
-            # An array: in Python an iterator of Java's ends by an exception, which PySpark looks at for long.
-            return list(coordinator.fetchNewFiles(table, staged).toArray())
-        finally:
-            self._staged_tables.remove(staged)
-            coordinator.clearRewrite(table, staged)
+        """Have Spark write the data files of ``rows``, which no reader sees before a commit."""
+        return self._staging.files(self._table(), rows, options)
 
     @explained
     def commit(self, plan: Callable[[History], Change | int]) -> Committed:
@@ -275,22 +252,6 @@ class IcebergTable:
         count = 1 + int(self._between(table, oldest, made).size())  # without the older end
         (update.replaceBranch if there else update.createBranch)(branch.name, made)
         update.setMinSnapshotsToKeep(branch.name, count).setMaxRefAgeMs(branch.name, _FOR_GOOD).commit()
-
-    def _of_all_columns(self, rows: DataFrame) -> DataFrame:
-        """``rows`` with a null for each column that only the table has."""
-        from pyspark.sql import functions as f  # noqa: PLC0415 - PySpark is loaded where it runs
-        from pyspark.sql.types import StructType  # noqa: PLC0415
-
-        schema = self._table().schema()
-        identifier = int(schema.schemaId())
-        if identifier not in self._missing:
-            stored = json.loads(self._schemas.convert(schema).json())
-            there = {name.lower() for name in rows.columns}
-            self._missing[identifier] = {
-                field.name: field.dataType for field in StructType.fromJson(stored) if field.name.lower() not in there
-            }
-        missing = self._missing[identifier]
-        return rows.withColumns({name: f.lit(None).cast(kind) for name, kind in missing.items()}) if missing else rows
 
     def _replaced(self, base: Any, updated: Any) -> bool:
         """Have the catalog replace ``base``; whether it surely did."""
