@@ -3,7 +3,7 @@
 from dagster_ckpt.spark.moved_sources.move import move_sources
 from dagster_ckpt.spark.moved_sources.places import MOVE_CHECK, Places, places_of
 from dagster_ckpt.spark.moved_sources.repeated import choose_once, last_move
-from dagster_ckpt.spark.moved_sources.stored import stored_move_findings
+from dagster_ckpt.spark.moved_sources.stored import moved_topics, stored_move_findings
 
 __all__ = [
     "MOVE_CHECK",
@@ -11,6 +11,7 @@ __all__ = [
     "choose_once",
     "last_move",
     "move_sources",
+    "moved_topics",
     "places_of",
     "stored_move_findings",
 ]

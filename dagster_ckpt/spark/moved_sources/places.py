@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
@@ -33,10 +33,12 @@ class Places:
     Attributes:
         offsets: all offsets of each such source, by Spark's id of the source.
         findings: what that loses and reads twice, or why it is refused.
+        topics: the sources and topics that start elsewhere.
     """
 
     offsets: Mapping[str, Offsets] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    topics: Collection[tuple[str, str]] = ()
 
     def moved(self, facts: Facts) -> Facts:
         """The facts of the checkpoint, with its sources where they start."""
@@ -73,7 +75,8 @@ def places_of(
             )
         check_start(sink, later)
         known = [source for source in restored.facts.sources if source.offsets and source.id in inputs.ids]
-        for source, topic, place in _with_alike(find_sources(asked, known, restored), known, inputs):
+        places = _with_alike(find_sources(asked, known, restored), known, inputs)
+        for source, topic, place in places:
             at = (source.offsets or {})[topic]
             moved = offsets.setdefault(source.id, {each: dict(parts) for each, parts in (source.offsets or {}).items()})
             state = _look(inputs, source.id, topic)
@@ -86,7 +89,7 @@ def places_of(
             found.append(jump_finding(source, topic, to, jumps, restored.facts))
     except CheckpointError as error:
         return Places({}, [*found, Finding.of_error(MOVE_CHECK, error)])
-    return Places(offsets, found)
+    return Places(offsets, found, {(source.id, topic) for source, topic, _ in places})
 
 
 def refused(why: str, hint: str) -> RestoreRefused:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, Topic
+from dagster_ckpt.checkpoint import CheckpointMetadata, Source, Topic
 from dagster_ckpt.config import EARLIEST, LATEST, StartSources
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.moved_sources.places import (
@@ -19,9 +19,17 @@ from dagster_ckpt.spark.moved_sources.places import (
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["stored_move_findings"]
+__all__ = ["moved_topics", "stored_move_findings"]
 
 _UNASKED = "Only the start asks the brokers whether they have these offsets."
+
+
+def moved_topics(asked: StartSources | None, restored: CheckpointMetadata) -> Collection[tuple[str, str]]:
+    """The sources and topics that are to start elsewhere; none where that is refused."""
+    try:
+        return {(source.id, topic) for source, topic, _ in find_sources(asked or {}, _known(restored), restored)}
+    except RestoreRefused:  # the verdict on the move tells it
+        return ()
 
 
 def stored_move_findings(
@@ -40,13 +48,16 @@ def stored_move_findings(
         later: the batches that are known to have been planned after the checkpoint.
         newest: the job's newest checkpoint, which has the last answer of the brokers; ``None`` if it is not known.
     """
-    known = [source for source in restored.facts.sources if source.offsets]
     try:
         check_start(sink, later)
-        named = find_sources(asked, known, restored)
+        named = find_sources(asked, _known(restored), restored)
         return [_finding(each, restored, newest) for each in named]
     except RestoreRefused as error:
         return [Finding.of_error(MOVE_CHECK, error)]
+
+
+def _known(restored: CheckpointMetadata) -> list[Source]:
+    return [source for source in restored.facts.sources if source.offsets]
 
 
 def _finding(found: Found, restored: CheckpointMetadata, newest: CheckpointMetadata | None) -> Finding:

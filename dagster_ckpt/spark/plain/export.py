@@ -17,14 +17,21 @@ from pathlib import Path
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, materialize_checkpoint
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import STATE_FORMAT_CONF, CheckpointingMode
-from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, JobAlreadyRunning, RestoreWithLoss, StorageError
+from dagster_ckpt.errors import (
+    CheckpointError,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    RestoreWithLoss,
+    StorageError,
+    UnsupportedSpark,
+)
 from dagster_ckpt.filesystem import make_durable, unheard
 from dagster_ckpt.paths import hadoop_path, local_path, split_location
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import check_exported
 from dagster_ckpt.spark.query import TIME_ZONE_CONF
-from dagster_ckpt.spark.releases import RELEASES, release_of
+from dagster_ckpt.spark.releases import RELEASES, Release, release_of
 from dagster_ckpt.spark.sinks import SparkFileSink, recorded_sink
 from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 
@@ -98,8 +105,10 @@ def export_checkpoint(
         JobAlreadyRunning: a run may drive the job, or the job is to be restarted, or was launched meanwhile.
         SinkMismatch: the sink does not hold what the checkpoint says.
         RestoreWithLoss: rows would be lost or doubled, and ``allow_loss`` was not given.
+        UnsupportedSpark: this package does not know the Spark of the checkpoint.
         StorageError: the directory cannot be written.
     """
+    release = _release(metadata)
     directory = _new_directory(to)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     epoch = catalog.records.epochs.highest()
@@ -123,7 +132,6 @@ def export_checkpoint(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     facts, sink = metadata.facts, metadata.sink
-    release = RELEASES[-1] if facts.spark_version is None else release_of(facts.spark_version)
     kept = release.session_format(facts.state_format, facts.commit_log)
     settings = {STATE_FORMAT_CONF: str(kept) if kept > 1 else None, TIME_ZONE_CONF: facts.time_zone}
     files = [file for file in metadata.files if file.path.startswith(f"{LOCATION}/")]
@@ -139,6 +147,18 @@ def export_checkpoint(
         sink=None if sink is None else {"kind": str(sink.get("kind")), "path": str(sink.get("path"))},
         accepted_loss=[item.reason for item in preflight.losses],
     )
+
+
+def _release(metadata: CheckpointMetadata) -> Release:
+    """The Spark that the checkpoint was taken with, the newest for a checkpoint that does not tell."""
+    version = metadata.facts.spark_version
+    try:
+        return RELEASES[-1] if version is None else release_of(version)
+    except UnsupportedSpark as error:
+        raise UnsupportedSpark(
+            f"{metadata.name} was taken with Spark {version}, which this release of dagster_ckpt does not know.",
+            hint="Upgrade dagster_ckpt, and export again.",
+        ) from error
 
 
 def _quoted(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.checkpoint import (
@@ -42,6 +42,7 @@ def kafka_findings(
     inputs: KafkaInputs,
     plans: Sequence[PlannedBatch],
     newest: Callable[[], CheckpointMetadata | None] = lambda: None,
+    moved: Collection[tuple[str, str]] = (),
 ) -> list[Finding]:
     """Compare the checkpoint's offsets with each topic, and remember the topics' ids for the start.
 
@@ -50,6 +51,7 @@ def kafka_findings(
         inputs: the Kafka sources of the query.
         plans: the plans of all batches that run again, as they were or with new boundaries.
         newest: reads the job's newest checkpoint.
+        moved: the sources and topics that start elsewhere; what that reads again is told with the places.
     """
     found: list[Finding] = []
     for source in facts.sources:
@@ -60,11 +62,13 @@ def kafka_findings(
         elif source.id in inputs.ids and source.offsets:
             entries = [planned_offsets(plan) for plan in plans]
             planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
-            found += _of_source(source, inputs, planned, newest)
+            found += _of_source(source, inputs, planned, newest, {name for each, name in moved if each == source.id})
     return found
 
 
-def kafka_findings_as_told(restored: CheckpointMetadata, newest: CheckpointMetadata | None) -> list[Finding]:
+def kafka_findings_as_told(
+    restored: CheckpointMetadata, newest: CheckpointMetadata | None, moved: Collection[tuple[str, str]] = ()
+) -> list[Finding]:
     """Compare the checkpoint's offsets with each topic as the brokers told it to the job's newest checkpoint.
 
     So a restore that starts no query is refused before it ends a running job. The start asks the brokers again.
@@ -72,11 +76,14 @@ def kafka_findings_as_told(restored: CheckpointMetadata, newest: CheckpointMetad
     Args:
         restored: the checkpoint.
         newest: the job's newest checkpoint, ``None`` if it is not known.
+        moved: the sources and topics that start elsewhere, which are told with the places.
     """
     told = {} if newest is None else {source.id: source.topics for source in newest.facts.sources}
     found = []
     for source in restored.facts.sources:
         for name, at in (source.offsets or {}).items():
+            if (source.id, name) in moved:
+                continue
             shown, topic = f"topic {name} of source {source.id}", told.get(source.id, {}).get(name)
             if newest is None or topic is None or not topic.earliest:
                 reason = f"not checked: only the brokers know {shown}, and the start asks them."
@@ -105,6 +112,7 @@ def _of_source(
     inputs: KafkaInputs,
     planned: Sequence[Source],
     newest: Callable[[], CheckpointMetadata | None],
+    moved: Collection[str],
 ) -> list[Finding]:
     offsets = source.offsets or {}
     try:
@@ -127,7 +135,7 @@ def _of_source(
             upto=_furthest([at, *((plan.offsets or {}).get(name, {}) for plan in planned)]),
             then=source.topics.get(name),
             now=now[name],
-            covered=covered.get(name, {}),
+            covered={} if name in moved else covered.get(name, {}),
         )
         is_read = inputs.reads(source.id, name)
         found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))

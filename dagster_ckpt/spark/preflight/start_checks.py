@@ -260,9 +260,9 @@ def _without_checkpoint(start: ProposedStart, plans: Sequence[PlannedBatch]) -> 
 def _kafka(
     start: ProposedStart, restored: CheckpointMetadata, plans: Sequence[PlannedBatch], places: Places
 ) -> list[Finding]:
-    if places.offsets:  # what that reads again is told with the places
-        return kafka_findings(places.moved(restored.facts), start.inputs, ())
-    return kafka_findings(restored.facts, start.inputs, plans, lambda: newest_of(start.catalog))
+    planned = () if places.offsets else plans  # batches get new boundaries where a source starts elsewhere
+    facts = places.moved(restored.facts)
+    return kafka_findings(facts, start.inputs, planned, lambda: newest_of(start.catalog), places.topics)
 
 
 def _rescaled(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[Finding]:

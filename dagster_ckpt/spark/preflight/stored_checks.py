@@ -19,7 +19,7 @@ from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.filesystem import scratch_directory
-from dagster_ckpt.spark.moved_sources import MOVE_CHECK, stored_move_findings
+from dagster_ckpt.spark.moved_sources import MOVE_CHECK, moved_topics, stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -41,6 +41,10 @@ from dagster_ckpt.spark.verdict import Finding, Preflight
 __all__ = ["check_exported", "check_stored", "check_unpacked"]
 
 _STATE = "checkpoint/state/"
+_STOP_IDLE = (
+    "Launch the job, stop it when it has read all its input, and export latest. Where the sink replaces a batch that "
+    "it has, nothing is doubled."
+)
 
 
 def check_stored(
@@ -81,8 +85,7 @@ def check_stored(
             asked = restored.reference if request.changes_copy else request.restore_from
             findings += check_unpacked(catalog, restored, directory, asked)
             newest = newest_of(catalog)
-            if request.start_sources is None:
-                findings += kafka_findings_as_told(restored, newest)
+            findings += kafka_findings_as_told(restored, newest, moved_topics(request.start_sources, restored))
             if request.changes_copy:
                 findings += _changed(catalog, restored, directory / "checkpoint", request, newest)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
@@ -207,13 +210,15 @@ def _over_finding(catalog: CheckpointCatalog, epoch: int, alive: int | None) -> 
 
 
 def _written_again(catalog: CheckpointCatalog, restored: CheckpointMetadata) -> Finding:
-    """Whether a sink that only the query knows may have batches that Spark alone plans anew."""
+    """Whether a sink that only the query knows may have batches that Spark alone writes again, or plans anew."""
     try:
-        known = [plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)]
+        known = {plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)}
     except CheckpointError as error:
         return Finding.of_error("archive", error)
-    carried = restored.facts.planned_batch or restored.batch
-    return replay_finding(restored, None, "query's", [], [batch for batch in known if batch > carried])
+    carried = restored.facts.planned_batch  # it was under way then, whether the archive came to it or not
+    later = sorted(known if carried is None else {*known, carried})
+    found = replay_finding(restored, None, "query's", [], later)
+    return replace(found, hint=_STOP_IDLE) if later else found
 
 
 def _spark_here() -> str | None:

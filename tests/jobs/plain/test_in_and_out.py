@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +19,10 @@ import pytest
 from dagster_ckpt.checkpoint.control.epochs import FAILING, End
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.errors import CorruptCheckpoint, RestoreRefused, RestoreWithLoss, SinkMismatch
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.errors import CorruptCheckpoint, RestoreRefused, RestoreWithLoss, SinkMismatch, UnsupportedSpark
 from dagster_ckpt.spark.events import CheckpointFailed
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.plain import export as plain_export
@@ -134,6 +138,48 @@ def test_a_query_that_writes_by_foreach_batch(bench: Bench) -> None:
     assert "batches 5 and 6 may have been written to the query's sink" in older.stderr
     assert sorted(written) == list(range(7))
     assert Counter(row for rows in written.values() for row in rows) == bench.expected()
+
+
+def test_a_batch_that_was_under_way_may_be_in_the_sink(bench: Bench) -> None:
+    """The checkpoint has the plan of the batch, and its sink has the rows: Spark alone would write them again."""
+    written: list[Row] = []
+    has_rows, goes_on = threading.Event(), threading.Event()
+
+    def write(rows: DataFrame, batch: int) -> None:
+        written.extend(tuple(row) for row in rows.collect())
+        if batch == 1:
+            has_rows.set()
+            goes_on.wait(600)
+            raise ZeroDivisionError("dead before the commit of batch 1")
+
+    def job(of: Bench, session: SparkSession) -> DataStreamWriter:
+        sink = ForeachBatchSink("rows", write, rollback_to=lambda *_: None)
+        return sink_to(of.read(session).dropDuplicates(["id"]).select("id", "v"), sink)
+
+    bench.query = job
+    bench.land(2)
+    launch = bench.launch()
+    eventually("batch 1 is in the sink", has_rows.is_set, unless=launch.check)
+    wait = threading.Event().wait
+    taken = ask_checkpoint(bench.catalog, timeout="4 min", clock=SystemClock(), wait=wait, report=lambda _: None)
+    assert taken is not None
+    covered = bench.catalog.resolve(taken.pointer)
+    assert (covered.batch, covered.facts.planned_batch) == (0, 1)
+    launch.run.cancel()
+    goes_on.set()
+    assert launch.result().status is JobStatus.CANCELED
+    assert Counter(written) == bench.expected()
+    refused = export(bench, "--to", str(bench.root / "out of it"))
+    assert refused.exit_code == 1
+    assert "double rows" in refused.stderr
+    assert "batch 1 may have been written to the query's sink" in refused.stderr
+    assert "stop it when it has read all its input" in refused.stderr
+    newer = replace(covered, facts=replace(covered.facts, spark_version="9.9.0"))
+    with pytest.raises(UnsupportedSpark, match=r"chk-1 was taken with Spark 9\.9\.0"):
+        plain_export.export_checkpoint(
+            bench.catalog, newer, str(bench.root / "out of it"), clock=SystemClock(), wait=wait, allow_loss=True
+        )
+    assert not (bench.root / "out of it").exists()
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -102,10 +103,39 @@ def test_the_newest_checkpoint_has_the_last_answer_of_the_brokers(
     assert "not checked" in unknown.reason
 
 
+def test_a_topic_that_starts_elsewhere_is_told_with_its_place_and_the_others_as_ever() -> None:
+    names = ("rows", "users")
+    topics = {name: Topic(id=f"0-{name}", latest={"0": 9}, earliest={"0": 8}) for name in names}
+    at = Source(id="0", offset={name: {"0": 7} for name in names}, topics=topics)
+    metadata = replace(MANIFEST, facts=Facts(sources=[at]))
+    (found,) = kafka_findings_as_told(metadata, metadata, {("0", "rows"), ("1", "users")})
+    assert found.reason.startswith("topic users of source 0: 1 record after the checkpoint are gone")
+
+    later = at.model_copy(update={"offset": {name: {"0": 9} for name in names}})
+    newest = replace(MANIFEST, facts=Facts(sources=[later]))
+    rows, users = kafka_findings(metadata.facts, _Inputs(), (), lambda: newest, {("0", "rows")})  # type: ignore[arg-type]
+    assert (rows.verdict, users.verdict) == (Verdict.RESTORABLE, Verdict.WITH_LOSS)
+    assert "up to 2 records that a newer checkpoint covers may be gone" in users.reason
+
+
 class _Inputs:
-    """The sources of a query, one of which reads Kafka."""
+    """The sources of a query, one of which reads Kafka, from topics that are compacted."""
 
     ids = ("0",)
+
+    def look(self, source: str, topics: Collection[str]) -> dict[str, TopicState]:
+        return {topic: TopicState(f"{source}-{topic}", {"0": 0}, {"0": 9}, {"0": 9}) for topic in topics}
+
+    def subscribed(self, source: str) -> set[str]:
+        del source
+        return {"rows", "users"}
+
+    def begin_with(self, *_: object) -> None: ...
+
+    def option(self, *_: object) -> None: ...
+
+    def reads(self, *_: object) -> bool:
+        return True
 
 
 def test_a_source_without_offsets_of_kafka_is_refused() -> None:
