@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as f
 
+from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink, staging
 from dagster_ckpt.spark.sinks.iceberg.staging import Staging
 from dagster_ckpt.spark.sinks.sink import sink_to
 from tests.jobs.harness import Bench, eventually
 from tests.jobs.tables.common import committed, into, unique
-from tests.jobs.tables.iceberg import current, seen, sql, table_of
+from tests.jobs.tables.iceberg import current, opened, seen, sql, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +110,19 @@ def _partitioned(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return to_iceberg(bench, session, partition_by=["v"])
 
 
+def _kept(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """Rows that somebody has read already would be computed again."""
+    sink = IcebergSink(table_of(bench, session))
+    write = sink.write_batch
+
+    def keep_and_write(rows: DataFrame, batch: int) -> None:
+        write(rows.persist(), batch)
+        rows.unpersist()
+
+    sink.write_batch = keep_and_write  # type: ignore[method-assign]
+    return into(sink, bench, session)
+
+
 def _derived(bench: Bench, session: SparkSession) -> DataStreamWriter:
     """Not the batch as Spark gave it: rows that its sink's function has made of it."""
     sink = IcebergSink(table_of(bench, session))
@@ -124,7 +140,7 @@ def _watched(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return to_iceberg(bench, session)
 
 
-@pytest.mark.parametrize("query", [_other_order, _other_type, _partitioned, _derived, _watched])
+@pytest.mark.parametrize("query", [_other_order, _other_type, _partitioned, _derived, _kept, _watched])
 def test_other_rows_go_by_sparks_writer(
     bench: Bench, done: Counter[str], query: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +151,66 @@ def test_other_rows_go_by_sparks_writer(
     assert done[_PLANNED] <= 1, "what is not taken as it is, is not planned for each batch"
     bench.tick(1, restore_from="chk-1")
     assert seen(bench) == bench.expected()
+
+
+def test_a_table_in_order_is_sorted_whatever_the_plan_of_one_batch(bench: Bench, done: Counter[str]) -> None:
+    """Spark sorts no rows that are in order by their plan, and the plan of the next batch may be another one."""
+    bench.spark.sql(f"CREATE TABLE {table_of(bench)} (id INT, v INT) USING iceberg")
+    sql(bench, "ALTER TABLE {table} SET TBLPROPERTIES ('write.distribution-mode' = 'none')")
+    iceberg: Any = bench.spark._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    order = opened(bench).replaceSortOrder()
+    order.asc(iceberg.expressions.Expressions.ref("v"), iceberg.NullOrder.NULLS_FIRST).commit()
+
+    def in_order(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = bench.read(session).groupBy("id").agg(f.max("v").alias("v")).orderBy("v")
+        writer = sink_to(rows, IcebergSink(table_of(bench, session)))
+        return writer.outputMode("complete").trigger(availableNow=True)
+
+    bench.query = in_order
+    bench.tick(2)
+    assert done == {_BY_WRITER: 2, _PLANNED: 1}
+    assert set(seen(bench)) == set(bench.expected())
+
+
+@pytest.mark.parametrize("query", [to_iceberg, _partitioned])
+def test_a_writer_leaves_nothing_at_the_table(bench: Bench, monkeypatch: pytest.MonkeyPatch, query: Any) -> None:
+    """Each of Iceberg's writers adds a reporter of metrics to its table, and each commit tells all of them."""
+    reporters: list[object] = []
+    files = Staging.files
+
+    def looking(staging: Staging, table: Any, *given: Any) -> Any:
+        field = table.getClass().getDeclaredField("reporter")
+        field.setAccessible(True)
+        written = files(staging, table, *given)
+        reporters.append(field.get(table))
+        return written
+
+    monkeypatch.setattr(Staging, "files", looking)
+    bench.query = query
+    bench.tick(3)
+    assert len(reporters) == 3
+    assert len({str(each.toString()) for each in reporters}) == 1  # type: ignore[attr-defined]
+
+
+def test_a_query_that_is_stopped_while_its_write_is_planned_writes_nothing(
+    bench: Bench, done: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep = threading.Event()
+
+    def sleep(staging: Staging, *_: Any) -> None:
+        asleep.set()
+        staging._session._jvm.java.lang.Thread.sleep(600_000)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Staging, "_physical", sleep)
+    bench.query, bench.until_done = to_iceberg, False
+    launch = bench.launch()
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    bench.land(1)
+    eventually("its write is planned", asleep.is_set, unless=launch.check)
+    launch.run.cancel()
+    assert launch.result().status is JobStatus.CANCELED
+    assert done == {_PLANNED: 1}
+    assert not seen(bench)
 
 
 def test_a_stateless_batch_and_an_empty_one(bench: Bench, done: Counter[str]) -> None:
