@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -16,6 +17,7 @@ from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.orchestration.run_settings import JobSettings
 from dagster_ckpt.shown_text import in_one_line, redacted
 from dagster_ckpt.spark import CheckpointCompleted, CheckpointDue, Event, Restarting, Started
 
@@ -28,10 +30,17 @@ CHECK = "healthy"
 #: Seconds between two looks of a run at its own job; in a bucket, where a look costs some listings, the second figure
 #: holds while the job is healthy and nothing happens.
 _LOOK, _QUIET = 60.0, 3600.0
+#: Tells the config of a run, by the run's id; asked only where the verdict depends on the config.
+_ConfigOf = Callable[[str | None], CheckpointConfig]
 
 
 def healthy_check(
-    key: dg.AssetKey, job_name: str, storage_key: str, config: CheckpointConfig, most_restarts_per_hour: int | None
+    key: dg.AssetKey,
+    job_name: str,
+    storage_key: str,
+    settings: JobSettings,
+    op_name: str,
+    most_restarts_per_hour: int | None,
 ) -> dg.AssetChecksDefinition:
     """The check of one job: an operator or a schedule may run it; runs of the job and the sensor report it too.
 
@@ -39,13 +48,15 @@ def healthy_check(
         key: of the output asset.
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
-        config: tells how long a job may be without a new checkpoint.
+        settings: of the job: how long it may be without a new checkpoint, unless its run says otherwise.
+        op_name: of the query.
         most_restarts_per_hour: with more restarts the job is not healthy; ``None`` for any number.
     """
 
     def healthy(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         catalog = getattr(context.resources, storage_key).catalog(job_name)
-        found = evaluation(key, catalog, SystemClock(), config, most_restarts_per_hour)
+        config_of = partial(settings.config_now, context.instance, op_name)
+        found = evaluation(key, catalog, SystemClock(), config_of, most_restarts_per_hour)
         return dg.AssetCheckResult(
             passed=found.passed, severity=found.severity, metadata=found.metadata, description=found.description
         )
@@ -65,7 +76,7 @@ def evaluation(
     key: dg.AssetKey,
     catalog: CheckpointCatalog,
     clock: Clock,
-    config: CheckpointConfig,
+    config_of: _ConfigOf,
     most_restarts_per_hour: int | None,
     *,
     refusal: str | None = None,
@@ -76,7 +87,7 @@ def evaluation(
         key: as for :func:`healthy_check`.
         catalog: the job's checkpoints.
         clock: of this host.
-        config: as for :func:`healthy_check`.
+        config_of: the config of the run that has claimed the job, by the run's id.
         most_restarts_per_hour: as for :func:`healthy_check`.
         refusal: why the sensor cannot launch the run that resumes the job, and the next step; empty if the sensor
             launches the run; ``None`` for a caller that does not know.
@@ -85,10 +96,10 @@ def evaluation(
         StorageError: the storage failed.
     """
     found = job_state(catalog, clock)
-    stuck = stuck_by(found, catalog, config) if refusal is None else refusal
+    stuck = stuck_by(found, catalog, config_of) if refusal is None else refusal
     ended = refused(stuck) if stuck else f"{found.state}{found.reason and f': {found.reason}'}{_way_on(found)}"
     needs_help = found.needs_help or bool(stuck)
-    troubles = [] if needs_help else _troubles(found, config, most_restarts_per_hour, clock.time())
+    troubles = [] if needs_help else _troubles(found, config_of, most_restarts_per_hour, clock.time())
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=CHECK,
@@ -99,13 +110,13 @@ def evaluation(
     )
 
 
-def stuck_by(found: JobState, catalog: CheckpointCatalog, config: CheckpointConfig) -> str:
+def stuck_by(found: JobState, catalog: CheckpointCatalog, config_of: _ConfigOf) -> str:
     """Why no run can resume a job that is to be resumed, and the next step; empty if a run can.
 
     Args:
         found: how the job is doing.
         catalog: the job's checkpoints.
-        config: of the runs of the job.
+        config_of: as for :func:`evaluation`.
 
     Raises:
         StorageError: the storage failed.
@@ -113,7 +124,7 @@ def stuck_by(found: JobState, catalog: CheckpointCatalog, config: CheckpointConf
     if not found.is_stuck:
         return ""
     with contextlib.suppress(CorruptCheckpoint):  # then nobody knows where the last run has left its files, either
-        if goes_past_damage(catalog, config):
+        if goes_past_damage(catalog, config_of(found.run_id)):
             return ""
     return found.damage
 
@@ -224,17 +235,18 @@ class HealthWatch:
             self._said = said
 
 
-def _troubles(found: JobState, config: CheckpointConfig, most_restarts: int | None, now: float) -> list[str]:
+def _troubles(found: JobState, config_of: _ConfigOf, most_restarts: int | None, now: float) -> list[str]:
     """What is wrong with a job that goes on by itself, a sentence each, with the next step."""
     told = []
     if found.damage:
         told.append(f"{found.state}, and its newest checkpoint cannot be restored: {_sentence(found.damage)}")
-    bound = config.longest_without_checkpoint
-    if bound is not None and found.due_seconds is not None and found.due_seconds > bound.total_seconds():
+    due = found.due_seconds
+    bound = None if due is None else config_of(found.run_id).longest_without_checkpoint
+    if due is not None and bound is not None and due > bound.total_seconds():
         failed = found.failed_checkpoints
         why = f" {failed.in_a_row} in a row failed, the last one because: {_sentence(failed.reason)}" if failed else ""
         told.append(
-            f"{found.state}, and a checkpoint has been due for {timedelta(seconds=round(found.due_seconds))} that has "
+            f"{found.state}, and a checkpoint has been due for {timedelta(seconds=round(due))} that has "
             f"not completed; {bound} is borne.{why} See whether a batch hangs (Spark's UI, the run's log) and whether "
             "the checkpoint storage answers and has space."
         )

@@ -142,6 +142,33 @@ class JobSettings:
             self.poison_batch_attempts,
         )
 
+    def of_launched(self, run: dg.DagsterRun | None, op_name: str) -> RunSettings:
+        """The settings of a run as it was launched; the job's own where Dagster does not know the run (``None``).
+
+        Args:
+            run: of the job.
+            op_name: of the query.
+
+        Raises:
+            InvalidConfiguration: as :meth:`of_run`.
+        """
+        return self.of_run({} if run is None else op_config(run, op_name))
+
+    def config_now(self, instance: dg.DagsterInstance, op_name: str, run_id: str | None) -> CheckpointConfig:
+        """When checkpoints are taken and kept by a job now, for whoever judges the job beside its run.
+
+        It is the job's own where the instance does not know the run, or nobody can use its configuration any more.
+
+        Args:
+            instance: the Dagster instance, which is asked for the run.
+            op_name: of the query.
+            run_id: the run that has claimed the job, ``None`` if no run has.
+        """
+        try:
+            return self.of_launched(None if run_id is None else instance.get_run_by_id(run_id), op_name).config
+        except InvalidConfiguration:  # the run goes by the code that it was launched with
+            return self.config
+
 
 def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
     """The value of the option ``name`` or of its Flink key; both together are refused."""

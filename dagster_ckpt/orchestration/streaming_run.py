@@ -210,7 +210,7 @@ def _drive(
     )
     own_run = OwnRun(context.instance, context.run.run_id, clock)
     health = HealthWatch(
-        lambda: evaluation(asset.key, catalog, clock, run.config, asset.most_restarts_per_hour),
+        lambda: evaluation(asset.key, catalog, clock, lambda _: run.config, asset.most_restarts_per_hour),
         context.instance.report_runless_asset_event,
         clock,
     )

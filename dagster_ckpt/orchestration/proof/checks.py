@@ -8,10 +8,10 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, read_newest, spot_check
+from dagster_ckpt.checkpoint import CheckpointCatalog, job_state, read_newest, spot_check
 from dagster_ckpt.clock import SystemClock, seconds_of
-from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.orchestration.run_settings import JobSettings
 from dagster_ckpt.shown_text import printable, redacted
 
 __all__ = ["FRESH", "RESTORABLE", "failed", "fresh_check", "restorable_check"]
@@ -52,7 +52,7 @@ def restorable_check(key: dg.AssetKey, job_name: str, storage_key: str) -> dg.As
 
 
 def fresh_check(
-    key: dg.AssetKey, job_name: str, storage_key: str, config: CheckpointConfig
+    key: dg.AssetKey, job_name: str, storage_key: str, settings: JobSettings, op_name: str
 ) -> dg.AssetChecksDefinition:
     """The check that no batch waits too long for a checkpoint.
 
@@ -60,25 +60,27 @@ def fresh_check(
         key: of the output asset.
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
-        config: says how long a batch may wait.
+        settings: of the job: how long a batch may wait, unless the job's run says otherwise.
+        op_name: of the query.
     """
 
     def fresh(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         from dagster_ckpt.spark import freshness_of  # noqa: PLC0415 - only for runs
 
-        allowed = config.longest_without_checkpoint
         catalog: CheckpointCatalog = getattr(context.resources, storage_key).catalog(job_name)
         clock = SystemClock()
         try:
-            found = freshness_of(catalog, clock, allowed)
+            job = job_state(catalog, clock)
+            allowed = settings.config_now(context.instance, op_name, job.run_id).longest_without_checkpoint
+            found = freshness_of(job, catalog, clock, allowed)
         except CheckpointError as error:
             return failed(error)
         metadata: dict[str, Any] = {
             "behind_seconds": found.behind_seconds,
             "batches_behind": found.batches_behind,
             "allowed_seconds": None if allowed is None else allowed.total_seconds(),
-            "checkpoint_age_seconds": found.job.age(clock.time()),
-            "checkpoint": None if found.job.newest is None else found.job.newest.reference,
+            "checkpoint_age_seconds": job.age(clock.time()),
+            "checkpoint": None if job.newest is None else job.newest.reference,
         }
         return dg.AssetCheckResult(
             passed=found.is_fresh,

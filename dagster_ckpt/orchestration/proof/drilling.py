@@ -15,6 +15,7 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.attending import own_spark
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.orchestration.rollback import last_config
 from dagster_ckpt.orchestration.streaming_run import streaming_job
 from dagster_ckpt.spark import Bar, Drilled, drill_restore, no_bar
 
@@ -31,7 +32,7 @@ def run_drill(
     timeout: timedelta,
     bar: Bar = no_bar,
 ) -> Drilled:
-    """Restore the newest checkpoint of an asset's job aside, and compute one batch.
+    """Restore the newest checkpoint of an asset's job aside, and compute one batch, as a run that goes on with the job.
 
     Args:
         asset: the asset.
@@ -46,9 +47,10 @@ def run_drill(
         CheckpointError: as of :func:`~dagster_ckpt.spark.proof.drill.drill_restore`.
     """
     catalog = getattr(context.resources, asset.storage_key).catalog(asset.name)
+    settings = asset.settings.of_run(last_config(context.instance, catalog, asset.op_name))
     starts = spark or own_spark(getattr(context.resources, asset.spark_key))
     job = replace(
-        streaming_job(asset, asset.settings.of_run({}), context, given, catalog.filesystem),
+        streaming_job(asset, settings, context, given, catalog.filesystem),
         session=partial(starts.session, f"{asset.name}_drill", asset.launch_conf),
     )
     return drill_restore(job, catalog, SystemClock(), scratch_directory=scratch_directory, timeout=timeout, bar=bar)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -147,7 +148,8 @@ def _in_need(
     else:
         is_news = sight.dead is not None
     found = job_state(catalog, SystemClock()) if is_news else None
-    if found is None or found.needs_help or stuck_by(found, catalog, asset.config):
+    config_of = partial(asset.settings.config_now, instance, asset.op_name)
+    if found is None or found.needs_help or stuck_by(found, catalog, config_of):
         return found
     refusal = refusal_in(reported(instance, asset.key))  # of the resume sensor, at its last look
     return replace(found, reason=refusal) if found.is_to_be_resumed and refusal else None

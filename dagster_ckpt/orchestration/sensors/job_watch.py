@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -200,8 +201,7 @@ class JobWatch:
         )
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
-        """The settings of a run; the asset's settings when this instance does not know the run."""
-        return self._asset.settings.of_run({} if run is None else op_config(run, self._asset.op_name))
+        return self._asset.settings.of_launched(run, self._asset.op_name)
 
     def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
         run = self._instance.get_run_by_id(run_id)
@@ -249,8 +249,9 @@ class JobWatch:
 
     def _health(self, refusal: str | None = None) -> dg.AssetCheckEvaluation:
         asset = self._asset
+        config_of = partial(asset.settings.config_now, self._instance, asset.op_name)
         return evaluation(
-            asset.key, self._catalog, self._clock, asset.config, asset.most_restarts_per_hour, refusal=refusal
+            asset.key, self._catalog, self._clock, config_of, asset.most_restarts_per_hour, refusal=refusal
         )
 
     def _request(self, facts: Facts, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, JobState, find_newest, job_state
+from dagster_ckpt.checkpoint import CheckpointCatalog, JobState, find_newest
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.spark.batches import planned_offsets, plans_after
@@ -25,20 +25,19 @@ class Freshness:
         reason: for people, a sentence.
         behind_seconds: how long the oldest batch without a checkpoint has waited for one; 0 for an idle stream.
         batches_behind: batches that were planned after the newest checkpoint.
-        job: the state of the job.
     """
 
     is_fresh: bool
     reason: str
     behind_seconds: float
     batches_behind: int
-    job: JobState
 
 
-def freshness_of(catalog: CheckpointCatalog, clock: Clock, allowed: timedelta | None) -> Freshness:
+def freshness_of(job: JobState, catalog: CheckpointCatalog, clock: Clock, allowed: timedelta | None) -> Freshness:
     """How fresh the newest checkpoint of a job is.
 
     Args:
+        job: how the job is doing.
         catalog: the job's checkpoints.
         clock: wall and monotonic time.
         allowed: how long a batch may wait for a checkpoint; ``None`` for any time.
@@ -47,10 +46,9 @@ def freshness_of(catalog: CheckpointCatalog, clock: Clock, allowed: timedelta | 
         CorruptCheckpoint: a record or the newest checkpoint cannot be read.
         StorageError: the storage failed.
     """
-    job = job_state(catalog, clock)
     if job.needs_help:
         why = f"The job is {job.state}{job.reason and f': {job.reason}'}."
-        return Freshness(is_fresh=False, reason=why, behind_seconds=0.0, batches_behind=0, job=job)
+        return Freshness(is_fresh=False, reason=why, behind_seconds=0.0, batches_behind=0)
     _, waiting = plans_after(catalog, find_newest(catalog))
     behind = 0.0
     if waiting and job.state not in _OVER:
@@ -68,4 +66,4 @@ def freshness_of(catalog: CheckpointCatalog, clock: Clock, allowed: timedelta | 
         reason = "No batch waits for a checkpoint: the stream is idle, or its newest batch has one."
     else:
         reason = f"The job has been {job.state} for {behind:.0f} s{job.reason and f': {job.reason}'}."
-    return Freshness(is_fresh, reason, round(behind, 1), len(waiting), job)
+    return Freshness(is_fresh, reason, round(behind, 1), len(waiting))

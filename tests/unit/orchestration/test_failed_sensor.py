@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.orchestration.sensors import failed_sensor, ticks
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
-from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.helpers.orchestration.stored_job import StoredJob, launched, make_asset, run_id
 
 #: Dagster ends a tick after so many seconds, and discards its cursor.
 LIMIT = 60.0
@@ -218,6 +218,51 @@ def test_a_job_that_nobody_can_resume_is_told_once(instance: dg.DagsterInstance,
     damage_newest(job)
     alerts.tick()
     assert len(alerts.told) == 2
+
+
+def test_a_run_that_was_launched_to_fall_back_is_resumed_and_nobody_is_told(
+    instance: dg.DagsterInstance, job: StoredJob
+) -> None:
+    """And one that was launched without is told, whatever the asset says."""
+    storage = Distant(PosixFileSystem(job.root))
+    alerts = Alerts(instance, storage, assets_of([job]))
+    dead = job.die(launched(instance, {"fallback_to_older": True}), checkpoints=2)
+    damage_newest(job)
+    alerts.tick()
+    assert alerts.told == []
+    goes_past = Alerts(instance, storage, [make_asset(config=CheckpointConfig(fallback_to_older=True))])
+    last = job.claim(launched(instance, {"fallback_to_older": False}), series=dead.series)
+    job.beat(last, alive=False)
+    goes_past.tick()
+    assert [told.run_id for told in goes_past.told] == [last.run_id]
+
+
+def test_dagster_is_asked_for_the_run_of_a_damaged_job_only(
+    alerts: Alerts, instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    find = instance.get_run_by_id
+
+    def counted(run: str) -> dg.DagsterRun | None:
+        asked.append(run)
+        return find(run)
+
+    monkeypatch.setattr(instance, "get_run_by_id", counted)
+    claim = job.claim(run_id())
+    job.choose(claim)
+    job.beat(claim, alive=True)
+    alerts.tick()
+    job.beat(claim, alive=False)
+    alerts.tick()
+    fail(job)
+    alerts.tick()
+    assert [told.state for told in alerts.told] == ["FAILED"]
+    assert asked == []
+    dead = job.die(run_id())
+    damage_newest(job)
+    alerts.tick()
+    assert [told.state for told in alerts.told] == ["FAILED", "DEAD"]
+    assert asked == [dead.run_id]
 
 
 def test_a_storage_that_fails_for_a_moment_pages_nobody(alerts: Alerts, job: StoredJob) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from dagster_ckpt.spark import CheckpointCompleted, CheckpointDue, CheckpointFai
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.checkpoint.submitting import submitted
-from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.helpers.orchestration.stored_job import StoredJob, launched, make_asset, run_id
 
 _KEY = dg.AssetKey(["orders"])
 
@@ -46,13 +46,13 @@ def job(tmp_path: Path) -> StoredJob:
     return StoredJob(tmp_path, "orders")
 
 
-def _run_check(job: StoredJob) -> dg.AssetCheckEvaluation:
+def _run_check(job: StoredJob, instance: dg.DagsterInstance | None = None) -> dg.AssetCheckEvaluation:
     """As an operator runs the check in Dagster."""
     resources = {"checkpoint_storage": job.storage, "spark": SparkSessionResource()}
     definitions = build_checkpoint_definitions([make_asset()], resources)
     job_of_dagster = definitions.resolve_implicit_global_asset_job_def()
     only = job_of_dagster.get_subset(asset_check_selection={dg.AssetCheckKey(_KEY, CHECK)}, asset_selection=set())
-    (found,) = only.execute_in_process().get_asset_check_evaluations()
+    (found,) = only.execute_in_process(instance=instance).get_asset_check_evaluations()
     return found
 
 
@@ -76,12 +76,44 @@ def test_the_check_is_red_only_while_a_job_needs_help(job: StoredJob) -> None:
     assert _run_check(job).passed
 
 
+class TestTheRunsOwnSettings:
+    """A run that was launched with settings of its own is judged by these, as the run judges itself."""
+
+    @pytest.fixture
+    def instance(self) -> Iterator[dg.DagsterInstance]:
+        with dg.DagsterInstance.ephemeral() as ephemeral:
+            yield ephemeral
+
+    def test_a_run_that_may_fall_back_is_resumed(self, job: StoredJob, instance: dg.DagsterInstance) -> None:
+        job.die(launched(instance, {"fallback_to_older": True}), checkpoints=2)
+        _damage_newest(job)
+        found = _run_check(job, instance)
+        assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+        job.beat(job.claim(run_id()), alive=False)  # of a run that Dagster does not know
+        assert str(_run_check(job, instance).description).startswith("Nothing resumes the job: ")
+
+    @pytest.mark.parametrize(("interval", "passed"), [("2 h", True), ("10 s", False)])
+    def test_a_checkpoint_may_be_due_for_as_long_as_the_run_bears(
+        self, job: StoredJob, instance: dg.DagsterInstance, interval: str, *, passed: bool
+    ) -> None:
+        """The asset bears 20 minutes, a run with 2 h bears 4 h, and one with 10 s and its timeout bears 20 s."""
+        settings = {"execution.checkpointing.interval": interval, "execution.checkpointing.timeout": "10 s"}
+        claim = job.claim(launched(instance, {"configuration": settings}))
+        job.checkpoint(job.choose(claim), 3)
+        job.beat(claim, alive=True)
+        file = HeartbeatFile(job.catalog.filesystem, job.name)
+        beat = file.read()
+        assert beat is not None
+        file.write(replace(beat, due_since=beat.beat_at - (3600 if passed else 60)))
+        assert _run_check(job, instance).passed is passed
+
+
 class TestAJobThatRuns:
     """As Flink's operator judges a job that it does not have to resume."""
 
     @staticmethod
     def _evaluate(job: StoredJob, config: CheckpointConfig, most: int | None = None) -> dg.AssetCheckEvaluation:
-        return evaluation(_KEY, job.catalog, SystemClock(), config, most)
+        return evaluation(_KEY, job.catalog, SystemClock(), lambda _: config, most)
 
     @pytest.mark.parametrize(
         ("options", "longest"),
@@ -189,7 +221,7 @@ class TestAJobThatRuns:
         storage, reported, clock = FaultInjectingFileSystem(job.catalog.filesystem), list[bool](), ManualClock()
         catalog = CheckpointCatalog(storage, job.name)
         watch = HealthWatch(
-            lambda: evaluation(_KEY, catalog, SystemClock(), CheckpointConfig(), None),
+            lambda: evaluation(_KEY, catalog, SystemClock(), lambda _: CheckpointConfig(), None),
             lambda found: reported.append(found.passed),
             clock,
         )
@@ -217,7 +249,7 @@ class TestADamagedNewestCheckpoint:
     @staticmethod
     def _evaluate(job: StoredJob, *, fallback_to_older: bool = False) -> dg.AssetCheckEvaluation:
         config = CheckpointConfig(fallback_to_older=fallback_to_older)
-        return evaluation(_KEY, job.catalog, SystemClock(), config, None)
+        return evaluation(_KEY, job.catalog, SystemClock(), lambda _: config, None)
 
     def test_a_job_that_runs_is_yellow(self, job: StoredJob) -> None:
         claim = job.claim(run_id())

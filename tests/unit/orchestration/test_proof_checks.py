@@ -21,8 +21,9 @@ from dagster_ckpt.checkpoint.catalog.spot_checks import spot_check
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
-from dagster_ckpt.orchestration.proof import checks
-from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from dagster_ckpt.orchestration.proof import checks, drilling
+from dagster_ckpt.spark.job import StreamingJob
+from tests.helpers.orchestration.stored_job import StoredJob, launched, make_asset, run_id
 
 _KEY = dg.AssetKey(["orders"])
 _DRILL = dg.AssetKey(["orders_drill"])
@@ -135,6 +136,45 @@ def test_fresh_is_red_when_a_batch_waits_too_long(job: StoredJob) -> None:
     assert not red.passed
     assert "Batch 4 has waited" in str(red.description)
     assert red.metadata["allowed_seconds"].value == 180
+
+
+@pytest.mark.parametrize(
+    ("given", "ago", "allowed"),
+    [
+        ({"interval": "2 h", "timeout": "1 min"}, 600, 6 * 3600),
+        ({"interval": "10 s", "timeout": "10 s"}, 100, 30),
+        ({"interval": "-1 s"}, 100, 180),
+    ],
+    ids=["a longer interval", "a shorter interval", "settings that nobody can use any more"],
+)
+def test_fresh_goes_by_what_the_run_was_launched_with(
+    job: StoredJob, given: dict[str, str], ago: int, allowed: int
+) -> None:
+    settings = {f"execution.checkpointing.{key}": text for key, text in given.items()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        claim = job.claim(launched(instance, {"configuration": settings}), ago=86_400)
+        metadata = job.checkpoint(job.choose(claim), 3)
+        job.beat(claim, alive=True)
+        _plan(job, metadata.job_id, claim.epoch, 4, ago=ago)
+        found = _run_check(job, "fresh", instance)
+    assert found.metadata["allowed_seconds"].value == allowed
+    assert found.passed is (ago < allowed)
+
+
+def test_a_drill_restores_by_what_the_last_run_was_launched_with(
+    job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the run that goes on with the job restores it."""
+    drilled: list[StreamingJob] = []
+    monkeypatch.setattr(drilling, "drill_restore", lambda job, *_, **__: drilled.append(job))
+    resources = {"checkpoint_storage": job.storage, "spark": SparkSessionResource()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        given = {"configuration": {"execution.checkpointing.mode": "AT_LEAST_ONCE"}}
+        for run in (run_id(), launched(instance, given)):
+            job.die(run)
+            with dg.build_asset_context(resources=resources, instance=instance) as context:
+                drilling.run_drill(make_asset(), context, {}, scratch_directory=None, timeout=timedelta(1))
+    assert [str(drill.config.mode.value) for drill in drilled] == ["EXACTLY_ONCE", "AT_LEAST_ONCE"]
 
 
 def test_fresh_is_red_when_a_job_is_dead_for_long_or_has_failed(job: StoredJob) -> None:
