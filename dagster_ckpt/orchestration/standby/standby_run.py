@@ -83,7 +83,8 @@ class StandbyRun:
         self._context, self._asset, self._catalog = context, asset, catalog
         self._clock, self._on_turn = clock, on_turn
         self._run_id = context.run.run_id
-        self._sign = StandbySign(Standbys(catalog.filesystem, asset.name), self._run_id, Lease.of(asset.config), clock)
+        lease = Lease.of(asset.settings.of_run(op_config(context.run, asset.op_name)).config)
+        self._sign = StandbySign(Standbys(catalog.filesystem, asset.name), self._run_id, lease, clock)
         #: Has the newest checkpoint on this machine; ``None`` where a start reads the storage as fast.
         self.ahead = self._fetched_ahead()
         self._session = self._to_session()

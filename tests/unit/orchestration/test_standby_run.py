@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from dagster._core.log_manager import DagsterLogManager
 
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import DriverLost, StorageError
 from dagster_ckpt.orchestration import names
@@ -48,8 +49,8 @@ class Warm:
 class Beside:
     """A standby beside a job that runs; ``turns`` is what happens at its turns, one after the other."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench, self.claim = bench, bench.run()
+    def __init__(self, bench: Bench, given: Mapping[str, Any] | None = None) -> None:
+        self.bench, self.claim = bench, bench.run(given=given)
         (request,) = bench.tick()
         self.run_id = bench.launched(request)
         self.turns: Iterator[Callable[[], object]] = iter(())
@@ -94,13 +95,18 @@ def _end() -> None:
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(standby_run, "WarmSession", Warm)
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda _: sleep(0.002))
     monkeypatch.setattr(Warm, "error", None)
     with dg.DagsterInstance.ephemeral() as instance:
-        yield Beside(Bench(instance, tmp_path))
+        yield Bench(instance, tmp_path)
+
+
+@pytest.fixture
+def beside(bench: Bench) -> Beside:
+    return Beside(bench)
 
 
 @pytest.fixture
@@ -150,6 +156,15 @@ class Database:
 @pytest.fixture
 def database(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> Database:
     return Database(beside.bench.instance, monkeypatch)
+
+
+def test_a_standby_beats_as_the_run_beside_it_was_launched_to(bench: Bench) -> None:
+    beside = Beside(bench, {"configuration": {"heartbeat.interval": "20 s", "heartbeat.timeout": "2 min"}})
+    beside.turns = iter([list] * 5)
+    with pytest.raises(Over):
+        beside.standby.wait()
+    (sign,) = bench.standbys.all()
+    assert sign.lease == Lease(20, 120)
 
 
 def test_a_database_that_takes_no_line_of_the_log_either_ends_no_standby(

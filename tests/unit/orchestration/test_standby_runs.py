@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -53,12 +53,13 @@ class Bench:
         self.said = data.skip_message or ""
         return list(data.run_requests or ())
 
-    def run(self, *, completed: bool = True) -> Claim:
-        """A living run of the job."""
+    def run(self, *, completed: bool = True, given: Mapping[str, Any] | None = None) -> Claim:
+        """A living run of the job, whose query was launched with the configuration ``given``."""
         run = run_id()
         claim = self.job.claim(run)
         newest = self.job.checkpoint(self.job.choose(claim), 0)
-        self._add(run, "orders_job", Status.STARTED, {names.JOB_TAG: "orders", "team": "sales"})
+        config = {"ops": {"orders": {"config": dict(given or {})}}}
+        self._add(run, "orders_job", Status.STARTED, {names.JOB_TAG: "orders", "team": "sales"}, config)
         self.job.beat(claim, alive=True, completed=newest if completed else None)
         return claim
 
@@ -72,9 +73,16 @@ class Bench:
         tags = {**request.tags, names.RUN_KEY_TAG: request.run_key or ""}
         return self._add(run_id(), request.job_name or "", status, tags)
 
-    def _add(self, run: str, job: str, status: dg.DagsterRunStatus, tags: dict[str, str]) -> str:
+    def _add(
+        self,
+        run: str,
+        job: str,
+        status: dg.DagsterRunStatus,
+        tags: dict[str, str],
+        config: Mapping[str, Any] | None = None,
+    ) -> str:
         self.instance.create_run_for_job(
-            self.definitions.resolve_job_def(job), run_id=run, status=Status.STARTED, tags=tags
+            self.definitions.resolve_job_def(job), run_id=run, status=Status.STARTED, tags=tags, run_config=config
         )
         if status is not Status.STARTED:
             self.end(run, status)
