@@ -78,14 +78,19 @@ def _operators(metadata: CheckpointMetadata) -> dict[str, Any]:
 
 
 def _sources(metadata: CheckpointMetadata) -> dict[str, Any]:
-    """The offsets of each source as text, and as numbers for plots where they are numbers; the lag of each."""
+    """The offsets of each source as text, and as numbers for plots where they are numbers; the lag of each.
+
+    A sum does not tell whether one partition alone is behind, so there is a plot of the partition with the most, too.
+    """
     found: dict[str, Any] = {}
     for item in metadata.facts.sources:
         id_ = in_one_line(item.id)
         found[f"source_{id_}"] = in_one_line(redacted(json.dumps(item.offset)))[:_LONGEST_OFFSET]
         found[f"source_{id_}_offset"] = _position(item.offset)
         if item.lag:
-            found[f"source_{id_}_lag"] = sum(sum(partitions.values()) for partitions in item.lag.values())
+            behind = [each for partitions in item.lag.values() for each in partitions.values()]
+            found[f"source_{id_}_lag"] = sum(behind)
+            found[f"source_{id_}_most_lag"] = max(behind)
     return found
 
 

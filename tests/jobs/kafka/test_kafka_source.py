@@ -84,6 +84,7 @@ def test_a_checkpoint_tells_the_ids_of_its_topics_and_how_far_it_is_behind(bench
     rows = [record.data for record in shown["lag_by_partition"].records]
     assert [row["partition"] for row in rows] == [0, 1]
     assert sum(row["lag"] for row in rows) == shown["lag"] > 0
+    assert max(row["lag"] for row in rows) == shown["source_0_most_lag"]
     assert all(row["offset"] + row["lag"] == 24 for row in rows)
 
 

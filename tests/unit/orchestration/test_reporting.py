@@ -565,20 +565,21 @@ def test_operators_and_sources_have_numbers_for_plots(reports: Reports) -> None:
     assert found["source_0"] == '{"topic": {"0": 40, "1": 2}}'
 
 
-def test_each_source_has_a_lag_of_its_own_beside_the_sum(reports: Reports) -> None:
-    def read(id_: str, ends: dict[str, int]) -> Source:
-        offsets = {topic: {"0": 40} for topic in ends}
-        topics = {topic: Topic(id=topic, latest={"0": end}) for topic, end in ends.items()}
+def test_each_source_has_a_lag_of_its_own_and_of_its_worst_partition_beside_the_sum(reports: Reports) -> None:
+    def read(id_: str, ends: dict[str, dict[str, int]]) -> Source:
+        offsets = {topic: dict.fromkeys(latest, 40) for topic, latest in ends.items()}
+        topics = {topic: Topic(id=topic, latest=latest) for topic, latest in ends.items()}
         return Source(id=id_, offset=offsets, topics=topics)
 
-    facts = Facts(
-        sources=[read("0", {"orders": 41, "late": 42}), read("1", {"refunds": 140}), Source(id="2", offset=7)]
-    )
+    two_topics = {"orders": {"0": 41, "1": 47, "2": 40}, "late": {"0": 42}}
+    facts = Facts(sources=[read("0", two_topics), read("1", {"refunds": {"0": 140}}), Source(id="2", offset=7)])
     found = checkpoint_metadata(replace(reports.complete(), facts=facts), reports.job.catalog)
     assert {key: found[key] for key in found if key.endswith("lag")} == {
-        "lag": 103,
-        "source_0_lag": 3,
+        "lag": 110,
+        "source_0_lag": 10,
+        "source_0_most_lag": 7,
         "source_1_lag": 100,
+        "source_1_most_lag": 100,
     }
 
 
