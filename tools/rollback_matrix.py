@@ -210,7 +210,8 @@ def _of_base(
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome(failed=f"{type(error).__name__}: {error}".partition("\n")[0])
-        record = {"system": system, "spark": release, **asdict(case), **asdict(outcome), "word": outcome.word}
+        told = {"system": system, "spark": release, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+        record = {**told, **asdict(case), **asdict(outcome), "word": outcome.word}
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         print(f"{system}: {case}: {outcome.word} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -250,8 +251,22 @@ def _table(records: list[dict[str, Any]]) -> str:
         "*Lost*: rows are missing, without an error. *Doubled*: rows are there again. *Failed*: the query ends with an",
         f"error, such as a state file that cannot be found. {of_kafka}".rstrip(),
         "",
+        _when(records),
+        "",
     ]
     return "\n".join([*head, *(_of_tables(records, ours, right) if tables else _of_sinks(records, ours, right)), ""])
+
+
+def _when(records: list[dict[str, Any]]) -> str:
+    """With which releases of Spark the cases ran, and on which days, in UTC; old results do not tell their day."""
+    days = sorted({record["date"] for record in records if "date" in record})
+    if not days:
+        when = "on days that are not on record"
+    else:
+        when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+        if (undated := sum("date" not in record for record in records)) > 0:
+            when += f", and {undated} of them on days that are not on record"
+    return f"The cases ran with Spark {', '.join(sorted({record['spark'] for record in records}))}, {when}."
 
 
 def _of_sinks(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
