@@ -42,6 +42,7 @@ _KILLS: dict[str | None, type[Kills]] = {None: DagsterKills, "delta": DeltaKills
 def table(cases: list[Case], kills: type[Kills], asked: argparse.Namespace) -> str:
     """The Markdown page."""
     good = sum(case.identical for case in cases)
+    jobs = len({case.number.partition(".")[0] for case in cases})
     way, what = ("--standbys ", " beside a standby") if asked.standbys else ("", "")
     if asked.to:
         way, what = f"--to {asked.to} ", f": Kafka to {asked.to.capitalize()}"
@@ -54,6 +55,15 @@ def table(cases: list[Case], kills: type[Kills], asked: argparse.Namespace) -> s
         f"**{good} of {len(cases)} identical** to the batch computation: no row lost, none doubled, "
         f"{kills.COMPARED}, and every checkpoint listed at the end verified.",
         "",
+        *(
+            [
+                f"There are {kills.OF_A_JOB} kills a job, compared at its end: the {len(cases)} rows are {jobs} "
+                f"comparison{'s' * (jobs != 1)}.",
+                "",
+            ]
+            if kills.OF_A_JOB > 1
+            else []
+        ),
         *(
             [f"{asked.cases} kills were asked for. The time sufficed for {len(cases)} of them.", ""]
             if len(cases) < asked.cases
