@@ -66,8 +66,9 @@ def test_the_table_refuses_a_start_that_was_overtaken(bench: Bench) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_zombie_that_wakes_in_its_commit_changes_nothing(bench: Bench) -> None:
-    a_zombie_wakes_in_its_commit(bench, "delta", "rows", version, seen)
+@pytest.mark.parametrize("step", ["rows", "before", "after"])
+def test_a_zombie_that_wakes_in_its_commit_changes_nothing(bench: Bench, step: str) -> None:
+    a_zombie_wakes_in_its_commit(bench, "delta", step, version, seen)
 
 
 @pytest.mark.exhaustive

@@ -4,7 +4,7 @@ The words:
 
 * ``end``: it ends with the data.
 * ``hold=STEP``: while the file ``hold`` is in ROOT, batches wait at a step, and leave the file ``held``. The steps:
-  ``rows``, in the middle of the write; of Iceberg ``before`` or ``after`` the catalog replaces the metadata.
+  ``rows``, in the middle of the write; ``before`` or ``after`` the step that decides the commit.
 * ``lease=S``: of its heartbeat, in seconds.
 * ``unwatched``: nobody pauses or ends its JVM when the lease is over.
 * ``live=NAME``: of its working directory.
@@ -26,6 +26,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.run.supervisor import die_with_parent
 from dagster_ckpt.spark.sinks.delta import DeltaSink
+from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from dagster_ckpt.spark.sinks.iceberg.table import IcebergTable
 from dagster_ckpt.spark.sinks.sink import BatchSink, sink_to
@@ -52,7 +53,7 @@ def main(kind: str, root: Path, words: Collection[str]) -> None:
         unwatched()
 
     if told.get("hold") in {"before", "after"}:
-        _hold_commits(root, told["hold"])
+        _hold_commits(kind, root, told["hold"])
 
     def query(session: SparkSession) -> DataStreamWriter:
         from pyspark.sql import functions as f  # noqa: PLC0415
@@ -85,19 +86,20 @@ def _sink(kind: str, session: SparkSession, out: Path) -> BatchSink:
     return DeltaSink(out) if kind == "delta" else IcebergSink(f"{lake(session, out)}.db.out")
 
 
-def _hold_commits(root: Path, step: str) -> None:
-    """Have each commit to an Iceberg table wait before or after the catalog replaces the table's metadata."""
-    replaced, wait = IcebergTable._replaced, waiting(root)
+def _hold_commits(kind: str, root: Path, step: str) -> None:
+    """Have each commit to a table wait before or after the step that decides it."""
+    table, name = (DeltaTable, "_committed") if kind == "delta" else (IcebergTable, "_replaced")
+    decided, wait = getattr(table, name), waiting(root)
 
-    def held(table: IcebergTable, base: Any, updated: Any) -> bool:
+    def held(*given: Any) -> Any:
         if step == "before":
             wait(None)
-        done = replaced(table, base, updated)
+        done = decided(*given)
         if step == "after":
             wait(None)
         return done
 
-    setattr(IcebergTable, "_replaced", held)  # noqa: B010
+    setattr(table, name, held)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ class DeltaTable:
             actions = [*stamps, *map(self._action, (*rollback.removed, *rollback.added))]
             operation = self._operation(target if rollback.removed or rollback.added else None)
             try:
-                return int(transaction.commit(self._seq(actions), operation)), rollback
+                return self._committed(transaction, self._seq(actions), operation), rollback
             except Exception:
                 if not left or self.version == newest:
                     raise
@@ -311,7 +311,7 @@ class DeltaTable:
         more = [none] * self._more_of_operation
         operation = getattr(self._delta, "DeltaOperations$Write")(append, partitioned, none, told, *more)
         mark = self._delta.actions.SetTransaction(*stamp, none)
-        return int(transaction.commit(actions.appended(mark), operation))
+        return self._committed(transaction, actions.appended(mark), operation)
 
     @explained
     def has_file(self, path: str) -> bool:
@@ -328,6 +328,10 @@ class DeltaTable:
             if commit is None or application in commit.marks:
                 return commit if commit is not None and commit.transaction in tried else None
         return None
+
+    def _committed(self, transaction: Any, actions: Any, operation: Any) -> int:
+        """The version that a transaction has become: the step that Delta refuses if another commit has overtaken it."""
+        return int(transaction.commit(actions, operation))
 
     def _transaction(self) -> Any:
         # Delta's own object of the table, which may be another by now: by its lock writers of this process take turns.
