@@ -40,6 +40,15 @@ JOB = "flight_delays"
 PATIENCE = 900.0
 #: By this batch, two days each, the watermark has closed windows for the report.
 _CLOSED = 6
+#: By how many pixels a table reaches beyond the window, or beyond what clips the table, when nothing is scrolled aside.
+_CUT = """table => {
+  const boxes = [];
+  for (let box = table.parentElement; box; box = box.parentElement) boxes.push(box);
+  boxes.forEach(box => { box.scrollLeft = 0 });
+  const clipping = boxes.filter(box => getComputedStyle(box).overflowX !== 'visible');
+  const ends = clipping.map(box => box.getBoundingClientRect().left + box.clientLeft + box.clientWidth);
+  return table.getBoundingClientRect().right - Math.min(innerWidth, ...ends);
+}"""
 _HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -148,7 +157,11 @@ def test_the_newest_checkpoint_shows_its_numbers_and_its_pointer(shown: Shown) -
 
 
 def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None:
-    rows = shown.ui.retained(JOB).locator("tr").all_inner_texts()[1:]
+    """All of its columns are seen without scrolling to the side."""
+    table = shown.ui.retained(JOB)
+    assert shown.ui.page.viewport_size == {"width": 1440, "height": 900}
+    assert table.evaluate(_CUT) <= 0
+    rows = table.locator("tr").all_inner_texts()[1:]
     listed = [re.search(r"chk-\s*\d+", row) for row in rows]
     assert [match[0] if match else None for match in listed] == [item.name for item in reversed(shown.retained)]
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Discarded
+from dagster_ckpt.config import format_size
 from dagster_ckpt.config.retention import Retention
 from dagster_ckpt.errors import CheckpointNotFound, StorageError
 from dagster_ckpt.orchestration.names import partition_key
@@ -496,6 +498,8 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
     assert found["restored_from"] == "nothing"
     rows = [row.data for row in found["retained"].records]
     assert [(row["checkpoint"], row["batch"]) for row in rows] == [(second.name, 2), (first.name, 1)]
+    size, written = format_size(second.size), datetime.fromisoformat(second.written_at)
+    assert rows[0] == {"checkpoint": "chk-2", "batch": 2, "bytes": size, "written_at": f"{written:%m-%d %H:%M:%S}Z"}
 
     many = [replace(first, checkpoint_id=number) for number in range(1, 10_001)]
     shown = retained_metadata(many)
