@@ -352,6 +352,26 @@ def test_brokers_that_are_away_are_named_and_waited_for(bench: TopicBench, monke
 
 
 @pytest.mark.exhaustive
+def test_a_query_waits_for_brokers_that_are_away_for_a_minute(bench: TopicBench) -> None:
+    """With the timeouts that Spark and Kafka have by default, the same start goes on."""
+    bench.land(2)
+    launch = bench.launch(replace(bench, until_done=False).job(config=OFTEN))
+    eventually("a checkpoint of all", lambda: _read(launch, bench) == 16, unless=launch.check)
+    bench.kafka.stop()
+    try:
+        threading.Event().wait(60)
+    finally:
+        bench.kafka.start()
+    bench.land(2)
+    bench.await_in_sink(launch)
+    eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
+    launch.run.cancel()
+    launch.result()
+    assert not launch.restarts
+    bench.assert_exact()
+
+
+@pytest.mark.exhaustive
 def test_a_query_that_gave_up_on_its_brokers_is_started_again(
     bench: TopicBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
