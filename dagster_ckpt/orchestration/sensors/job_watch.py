@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import LATEST, CheckpointConfig
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageError
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, InvalidConfiguration, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import JobEvents, RequestEvents
@@ -201,7 +201,11 @@ class JobWatch:
         )
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
-        return self._asset.settings.of_launched(run, self._asset.op_name)
+        """Those of the run; the job's own where the code that is deployed now refuses them, as a resumption tells."""
+        try:
+            return self._asset.settings.of_launched(run, self._asset.op_name)
+        except InvalidConfiguration:
+            return self._asset.settings.of_run({})
 
     def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
         run = self._instance.get_run_by_id(run_id)

@@ -12,7 +12,7 @@ from dagster_ckpt import RestartStrategies
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.orchestration.sensors import job_watch
-from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.helpers.orchestration.stored_job import StoredJob, launched, make_asset, run_id
 from tests.unit.orchestration.test_resume_sensor import Sensor
 
 _RED, _YELLOW = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -109,6 +109,19 @@ class TestAJobThatCannotBeResumed:
             assert "503 Slow Down" in sensor.tick()[1]
         assert (reported(sensor), told(sensor)) == ([], [])
         assert sensor.request().run_key
+
+
+def test_a_run_whose_settings_the_code_does_not_take_any_more(sensor: Sensor, job: StoredJob) -> None:
+    """Another code was deployed since. The job is not resumed by other settings, and the check says why."""
+    job.die(launched(sensor.instance, {"configuration": {"execution.checkpointing.gone": "1 min"}}), checkpoints=1)
+    for _ in range(2):
+        requests, said = sensor.tick()
+        assert requests == []
+        assert "orders: it cannot be resumed" in said
+        assert "execution.checkpointing.gone" in said
+    (red,) = reported(sensor)
+    assert (red.passed, red.severity) == (False, _RED)
+    assert "execution.checkpointing.gone" in str(red.description)
 
 
 def test_a_job_that_restarts_too_often_turns_yellow_although_its_query_never_starts(
