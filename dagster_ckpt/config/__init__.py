@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         format_duration,
         format_size,
         measured_duration,
+        milliseconds,
         parse_duration,
     )
     from dagster_ckpt.config.recovery import (
@@ -122,5 +123,6 @@ __all__ = [
     "format_size",
     "load_object",
     "measured_duration",
+    "milliseconds",
     "parse_duration",
 ]

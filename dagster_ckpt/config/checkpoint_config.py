@@ -244,7 +244,10 @@ class CheckpointConfig(BaseModel):
         number of failures counts as one that tolerates none.
         """
         interval = self.effective_interval
-        return None if interval is None else max(interval, self.timeout) * ((self.tolerable_failures or 0) + 2)
+        try:
+            return None if interval is None else max(interval, self.timeout) * ((self.tolerable_failures or 0) + 2)
+        except OverflowError:  # longer than anything lasts
+            return None
 
     @property
     def effective_unaligned(self) -> bool:

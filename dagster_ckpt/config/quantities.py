@@ -2,7 +2,8 @@
 
 A duration (Flink: ``TimeUtils``) is a ``timedelta``, or text such as ``"10 s"`` or ``"1 min 30 s"``. A bare number is
 refused, where Flink would read milliseconds silently: only under Flink's own keys, and in the setters that have
-PyFlink's names, a number is milliseconds, as :func:`milliseconds` reads it.
+PyFlink's names, a number is milliseconds, as :func:`milliseconds` reads it. No duration is longer than
+:data:`LONGEST_DURATION`.
 
 A size (Flink: ``MemorySize``) is a number of bytes, or text such as ``"20 kb"`` or ``"5 MiB"``: a whole number and a
 unit; without a unit the number means bytes. Every unit is a power of 1024, ``mb`` and ``m`` too.
@@ -19,6 +20,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
+    "LONGEST_DURATION",
     "Duration",
     "duration_of",
     "format_duration",
@@ -29,6 +31,9 @@ __all__ = [
     "parse_size",
 ]
 
+#: A hundred years. Python cannot sleep, nor wait for another thread, for three times as long, and no calendar has the
+#: end of what is much longer.
+LONGEST_DURATION = timedelta(days=36_500)
 _DURATIONS = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000),
@@ -51,10 +56,10 @@ def parse_duration(value: object) -> timedelta:
     """Read a duration.
 
     Raises:
-        ValueError: ``value`` is not a duration, or has no unit.
+        ValueError: ``value`` is not a duration, has no unit, or is longer than :data:`LONGEST_DURATION`.
     """
     if isinstance(value, timedelta):
-        return value
+        return _bounded(value, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(
             f"{value!r} has no unit: write a number and a unit, such as '{value} s' or '{value} min', or a timedelta"
@@ -72,7 +77,7 @@ def parse_duration(value: object) -> timedelta:
         raise ValueError(
             f"{value!r} is not a duration: write a number and a unit, such as '500 ms', '10 s' or '10 min'"
         )
-    return milliseconds(total)
+    return _bounded(_in_milliseconds(total), repr(value))
 
 
 def duration_of(name: str, given: object, example: str) -> timedelta:
@@ -132,12 +137,22 @@ def milliseconds(value: float) -> timedelta:
     """A number that is milliseconds, because a key or a setter of Flink's gives it.
 
     Raises:
-        ValueError: no duration can be so long.
+        ValueError: it is longer than :data:`LONGEST_DURATION`.
     """
+    return _bounded(_in_milliseconds(value), f"{value} ms")
+
+
+def _in_milliseconds(value: float) -> timedelta:
     try:
         return timedelta(milliseconds=value)
     except OverflowError:
-        raise ValueError(f"{value} ms is longer than any duration can be") from None
+        return timedelta.max
+
+
+def _bounded(value: timedelta, given: object) -> timedelta:
+    if abs(value) > LONGEST_DURATION:
+        raise ValueError(f"{given} is longer than {format_duration(LONGEST_DURATION)}, the longest duration")
+    return value
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]

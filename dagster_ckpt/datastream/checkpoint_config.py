@@ -249,7 +249,7 @@ class CheckpointConfig:
 
     def _set_time(self, name: str, value: int | timedelta) -> CheckpointConfig:
         if isinstance(value, int) and not isinstance(value, bool):  # a number as in PyFlink
-            return self._set(name, f"{value} ms" if value >= 0 else timedelta(milliseconds=value))
+            return self._set(name, f"{value} ms" if value >= 0 else -timedelta.resolution)
         return self._set(name, value)
 
     def _milliseconds(self, name: str) -> int:

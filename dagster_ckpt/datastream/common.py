@@ -131,27 +131,27 @@ class Duration(timedelta):
     @staticmethod
     def of_days(days: int) -> Duration:
         """So many days."""
-        return Duration(days=days)
+        return _duration(days=days)
 
     @staticmethod
     def of_hours(hours: int) -> Duration:
         """So many hours."""
-        return Duration(hours=hours)
+        return _duration(hours=hours)
 
     @staticmethod
     def of_minutes(minutes: int) -> Duration:
         """So many minutes."""
-        return Duration(minutes=minutes)
+        return _duration(minutes=minutes)
 
     @staticmethod
     def of_seconds(seconds: int) -> Duration:
         """So many seconds."""
-        return Duration(seconds=seconds)
+        return _duration(seconds=seconds)
 
     @staticmethod
     def of_millis(millis: int) -> Duration:
         """So many milliseconds."""
-        return Duration(milliseconds=millis)
+        return _duration(milliseconds=millis)
 
     @staticmethod
     def of_nanos(nanos: int) -> Duration:
@@ -162,7 +162,15 @@ class Duration(timedelta):
         """
         if nanos % 1000:
             raise InvalidConfiguration(f"A Duration has whole microseconds, not {nanos} ns.")
-        return Duration(microseconds=nanos // 1000)
+        return _duration(microseconds=nanos // 1000)
+
+
+def _duration(**given: int) -> Duration:
+    try:
+        return Duration(**given)
+    except OverflowError:
+        ((unit, number),) = given.items()
+        raise InvalidConfiguration(f"{number} {unit} are longer than any duration.") from None
 
 
 class ExecutionConfig:

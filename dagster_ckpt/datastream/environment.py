@@ -197,10 +197,14 @@ class StreamExecutionEnvironment:
                 buffer; here the query itself limits a batch (``maxFilesPerTrigger``, ``availableNow``).
 
         Raises:
-            InvalidConfiguration: ``timeout_millis`` is less than -1.
+            InvalidConfiguration: ``timeout_millis`` is less than -1, or longer than any duration.
         """
         if timeout_millis < _OWN_TRIGGER:
             raise InvalidConfiguration(f"The buffer timeout must be zero or positive, or -1, not {timeout_millis}.")
+        try:
+            config.milliseconds(timeout_millis)
+        except ValueError as error:
+            raise InvalidConfiguration(f"The buffer timeout cannot be used: {error}.") from None
         self._buffer_timeout = timeout_millis
         return self
 

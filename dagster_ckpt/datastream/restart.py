@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from dagster_ckpt import config
+from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["RestartStrategies"]
 
@@ -146,10 +147,13 @@ class RestartStrategies:
 
 
 def _time(value: object, name: str) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return timedelta(milliseconds=value)
+    try:
+        if isinstance(value, timedelta):
+            return config.parse_duration(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return config.milliseconds(value)
+    except ValueError as error:
+        raise InvalidConfiguration(f"{name}: {error}.") from None
     raise TypeError(f"{name} must be milliseconds (an int) or a timedelta, not {type(value).__name__} {value!r}")
 
 

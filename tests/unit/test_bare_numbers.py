@@ -1,4 +1,4 @@
-"""No option takes a number whose unit the reader would have to guess: every duration of every public name."""
+"""Every duration of every public name: none takes a number whose unit the reader would have to guess, and each ends."""
 
 from __future__ import annotations
 
@@ -131,6 +131,18 @@ def test_a_text_and_a_timedelta_are_taken(name: str, option: str) -> None:
     if name != "build_savepoint_schedule":
         seconds = {"1 min": 60, "1 h": 3600, "2 s": 2, "20 s": 20}[text]
         _CALLS[name](**{option: timedelta(seconds=seconds)})
+
+
+@pytest.mark.parametrize(("name", "option"), _TIMES)
+@given(days=st.integers(36_501, 999_999_999), as_text=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_a_time_that_nobody_can_wait_for_is_refused_and_the_longest_is_told(
+    name: str, option: str, days: int, *, as_text: bool
+) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        _CALLS[name](**{option: f"{days} d" if as_text else timedelta(days=days)})
+    assert option in caught.value.message
+    assert "is longer than 36500 d, the longest duration" in caught.value.message
 
 
 _YAML = [

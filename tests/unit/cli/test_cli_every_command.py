@@ -341,7 +341,7 @@ def _wrong_values() -> Iterator[tuple[str, str, str]]:
             if not isinstance(option, click.Option):
                 continue
             if option.type is DURATION:
-                yield from ((name, option.opts[0], text) for text in ("soon", "7 parsecs", "10", "0 s", ""))
+                yield from ((name, option.opts[0], text) for text in ("soon", "7 parsecs", "10", "0 s", "200000 d", ""))
             elif isinstance(option.type, click.types.IntParamType):
                 yield from ((name, option.opts[0], text) for text in ("-1", "many", "1.5"))
 

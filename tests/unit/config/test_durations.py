@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.quantities import format_duration, milliseconds, parse_duration
+from dagster_ckpt import CheckpointConfig
+from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.config.quantities import LONGEST_DURATION, format_duration, milliseconds, parse_duration
 
 whole_milliseconds = st.integers(0, 10**12).map(lambda value: timedelta(milliseconds=value))
 
@@ -41,17 +44,34 @@ def test_what_is_no_duration_is_named(written: object) -> None:
     assert "'10 s'" in str(raised.value)
 
 
-@pytest.mark.parametrize("written", ["999999999999 d", "9" * 400 + " s"])
+@pytest.mark.parametrize("written", ["36501 d", "999999999999 d", "9" * 400 + " s", timedelta.max, timedelta.min])
 def test_a_duration_too_long_is_refused(written: object) -> None:
-    with pytest.raises(ValueError, match="longer than any duration"):
+    with pytest.raises(ValueError, match="longer than 36500 d, the longest duration"):
         parse_duration(written)
 
 
 @pytest.mark.parametrize("number", [10**18, -(10**18)])
 def test_milliseconds_of_flink_may_be_too_many(number: int) -> None:
     assert milliseconds(250) == timedelta(seconds=0.25)
-    with pytest.raises(ValueError, match="longer than any duration"):
+    with pytest.raises(ValueError, match="longer than 36500 d, the longest duration"):
         milliseconds(number)
+
+
+@given(st.timedeltas() | st.timedeltas(-2 * LONGEST_DURATION, 2 * LONGEST_DURATION))
+def test_every_duration_can_be_waited_for_and_has_an_end(value: timedelta) -> None:
+    try:
+        parse_duration(value)
+    except ValueError:
+        assert abs(value) > LONGEST_DURATION
+        return
+    # A delay may have so much jitter again. The lock is free, and refuses what it could not wait for.
+    assert threading.Lock().acquire(timeout=2 * abs(value.total_seconds()))
+    assert iso(SystemClock().time() + value.total_seconds())
+
+
+def test_a_job_that_may_fail_for_longer_than_any_calendar_lasts_is_never_late() -> None:
+    config = CheckpointConfig(interval=LONGEST_DURATION, tolerable_failed_checkpoints=10**9)
+    assert config.longest_without_checkpoint is None
 
 
 @given(whole_milliseconds)

@@ -102,6 +102,8 @@ def test_a_mode_may_be_flinks_number_or_our_own_member(config: CheckpointConfig)
     [
         ("set_checkpoint_interval", 9, "interval: .*10 ms"),
         ("set_checkpoint_interval", -1, "interval: .*10 ms"),
+        ("set_checkpoint_interval", -(10**30), "interval: .*10 ms"),
+        ("set_checkpoint_interval", 10**30, "interval: .* is longer than 36500 d"),
         ("set_checkpoint_timeout", 9, "timeout: .*10 ms"),
         ("set_min_pause_between_checkpoints", -1, "min_pause: .*zero or positive"),
         ("set_max_concurrent_checkpoints", 0, "max_concurrent_checkpoints: .*greater than or equal to 1"),

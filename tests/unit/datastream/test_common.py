@@ -105,6 +105,11 @@ class TestDuration:
         with pytest.raises(InvalidConfiguration, match="1500 ns"):
             Duration.of_nanos(1500)
 
+    @pytest.mark.parametrize("unit", ["days", "hours", "minutes", "seconds", "millis"])
+    def test_more_than_python_can_count_is_refused(self, unit: str) -> None:
+        with pytest.raises(InvalidConfiguration, match=f"{10**20} {unit}"):
+            getattr(Duration, f"of_{unit}")(10**20)
+
     def test_a_setter_takes_one_and_the_getter_returns_one(self) -> None:
         found = CheckpointConfig().set_aligned_checkpoint_timeout(Duration.of_seconds(90))
         assert found.get_aligned_checkpoint_timeout() == Duration.of_minutes(1) + timedelta(seconds=30)

@@ -410,6 +410,8 @@ def test_a_buffer_timeout_is_returned(env: StreamExecutionEnvironment, timeout: 
     assert env.set_buffer_timeout(timeout).get_buffer_timeout() == timeout
     with pytest.raises(InvalidConfiguration, match="-2"):
         env.set_buffer_timeout(-2)
+    with pytest.raises(InvalidConfiguration, match="is longer than 36500 d"):
+        env.set_buffer_timeout(10**13)
 
 
 def test_chaining_is_switched_off_for_good(env: StreamExecutionEnvironment) -> None:

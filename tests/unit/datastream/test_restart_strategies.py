@@ -80,3 +80,14 @@ def test_equal_are_those_of_one_strategy() -> None:
     assert hash(RestartStrategies.fixed_delay_restart(3, _TEN_SECONDS)) == hash(strategies[2])
     assert strategies[0] != ours.NoRestart()
     assert "#3 restart attempts" in repr(strategies[2])
+
+
+@pytest.mark.parametrize("wrong", [10**12 * 4, -(10**12) * 4, 10**30, timedelta.max])
+def test_a_time_that_nobody_can_wait_for(wrong: int | timedelta) -> None:
+    for name, call in (
+        ("delay_between_attempts_interval", lambda: RestartStrategies.fixed_delay_restart(3, wrong)),
+        ("failure_interval", lambda: RestartStrategies.failure_rate_restart(3, wrong, 1)),
+        ("delay_between_attempts_interval", lambda: RestartStrategies.failure_rate_restart(3, 1, wrong)),
+    ):
+        with pytest.raises(InvalidConfiguration, match=f"{name}: .* is longer than 36500 d, the longest duration"):
+            call()
