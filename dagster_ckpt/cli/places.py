@@ -14,12 +14,13 @@ from click.core import ParameterSource
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, is_job, job_names
 from dagster_ckpt.cli.printing import warn
-from dagster_ckpt.config import LATEST, format_duration, parse_duration
+from dagster_ckpt.config import GREATEST_INT, LATEST, format_duration, parse_duration
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import split_location
 
 __all__ = [
+    "COUNT",
     "DURATION",
     "JSON",
     "START_SOURCES",
@@ -64,6 +65,8 @@ class _Duration(click.ParamType):  # type: ignore[type-arg] # not generic before
 
 
 DURATION = _Duration()
+#: A number from 1 that Spark keeps in an ``int`` of Java.
+COUNT = click.IntRange(1, GREATEST_INT)
 
 
 def _tells_jobs(command: _Command, *, needs_storage: bool) -> _Command:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.cli.places import JSON, START_SOURCES, job_arguments, job_options, not_empty, repeated
+from dagster_ckpt.cli.places import COUNT, JSON, START_SOURCES, job_arguments, job_options, not_empty, repeated
 from dagster_ckpt.config import LATEST, RecoveryClaimMode
 
 __all__ = ["run"]
@@ -37,9 +37,7 @@ __all__ = ["run"]
 @click.option("--replay-to", help="Up to which batch those after the checkpoint run again as they were.")
 @click.option("--allow-loss", is_flag=True, help="Restore although rows would be lost or doubled.")
 @click.option("--fork-from", help="A checkpoint or savepoint of any job, to begin with a copy of it.")
-@click.option(
-    "--state-partitions", type=click.IntRange(1), help="The number of partitions of the state in the restored copy."
-)
+@click.option("--state-partitions", type=COUNT, help="The number of partitions of the state in the restored copy.")
 @START_SOURCES
 @click.option("--code-version", help="The version of the code that runs from now on, of those that the asset has.")
 @JSON

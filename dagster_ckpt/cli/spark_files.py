@@ -11,7 +11,7 @@ import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, is_job
 from dagster_ckpt.cli.batch_report import report_batch
-from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.places import COUNT, JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import progress, say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, RestoreRequest
@@ -28,9 +28,7 @@ _OTHER_STATUSES = 2
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
-@click.option(
-    "--state-partitions", type=click.IntRange(1), help="Check a restore with this number of state partitions."
-)
+@click.option("--state-partitions", type=COUNT, help="Check a restore with this number of state partitions.")
 @START_SOURCES
 @storage_path
 @JSON

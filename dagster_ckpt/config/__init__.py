@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.option_types import Place
     from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
     from dagster_ckpt.config.quantities import (
+        GREATEST_INT,
         duration_of,
         format_duration,
         format_size,
@@ -75,6 +76,7 @@ __all__ = [
     "CHANGELOG_CONF",
     "CONFIGURATION_OPTIONS",
     "EARLIEST",
+    "GREATEST_INT",
     "HDFS_PROVIDER",
     "HEARTBEAT_INTERVAL",
     "HEARTBEAT_TIMEOUT",

@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
+    "GREATEST_INT",
     "LONGEST_DURATION",
     "Duration",
     "duration_of",
@@ -31,6 +32,8 @@ __all__ = [
     "parse_size",
 ]
 
+#: Of an ``int`` of Java, in which Spark keeps numbers of rows and partitions.
+GREATEST_INT = 2**31 - 1
 #: A hundred years. Python cannot sleep, nor wait for another thread, for three times as long, and no calendar has the
 #: end of what is much longer.
 LONGEST_DURATION = timedelta(days=36_500)

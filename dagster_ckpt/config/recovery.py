@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TypeAlias
 
+from dagster_ckpt.config.quantities import GREATEST_INT
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["EARLIEST", "LATEST", "NONE", "NOW", "RecoveryClaimMode", "RestoreRequest", "StartSources", "UpgradeMode"]
@@ -91,9 +92,9 @@ class RestoreRequest:
 
         Raises:
             InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words, or ``fork_from`` is combined
-                with an option for a job that continues; or ``state_partitions`` is below 1, or ``start_sources`` names
-                no place in a topic; or one of the two is combined with what leaves no checkpoint to change, or with
-                the other.
+                with an option for a job that continues; or ``state_partitions`` is no number of partitions, or
+                ``start_sources`` names no place in a topic; or one of the two is combined with what leaves no
+                checkpoint to change, or with the other.
         """
         if self.state_partitions is not None:
             self._check_partitions(self.state_partitions)
@@ -122,8 +123,10 @@ class RestoreRequest:
             object.__setattr__(self, "replay_to", int(text))
 
     def _check_partitions(self, number: int) -> None:
-        if number < 1:
-            raise InvalidConfiguration(f"state_partitions is {number}.", hint="Set it to 1 or more, or leave it out.")
+        if not 1 <= number <= GREATEST_INT:
+            raise InvalidConfiguration(
+                f"state_partitions is {number}.", hint=f"Set it to a number from 1 to {GREATEST_INT}, or leave it out."
+            )
         self._check_alone(
             "state_partitions",
             str(number),

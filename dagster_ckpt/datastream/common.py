@@ -216,10 +216,12 @@ class ExecutionConfig:
         """Set how many partitions a query and its state have, unless the max parallelism is set.
 
         Raises:
-            InvalidConfiguration: ``parallelism`` is neither positive nor -1, which unsets it.
+            InvalidConfiguration: ``parallelism`` is no number of partitions, nor -1, which unsets it.
         """
-        if parallelism < 1 and parallelism != _UNSET:
-            raise InvalidConfiguration(f"The parallelism must be at least 1, or -1 for Spark's own, not {parallelism}.")
+        if not 1 <= parallelism <= config.GREATEST_INT and parallelism != _UNSET:
+            raise InvalidConfiguration(
+                f"The parallelism must be from 1 to {config.GREATEST_INT}, or -1 for Spark's own, not {parallelism}."
+            )
         self._parallelism = parallelism
         self._warn_of_two()
         return self

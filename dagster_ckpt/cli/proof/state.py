@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
-from dagster_ckpt.cli.places import JSON, OpenedStorage, find_checkpoint, pairs, storage_at, storage_path
+from dagster_ckpt.cli.places import COUNT, JSON, OpenedStorage, find_checkpoint, pairs, storage_at, storage_path
 from dagster_ckpt.cli.printing import for_people, progress, say, say_json, say_table
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
@@ -31,7 +31,7 @@ QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 @click.option("--operator", type=click.IntRange(0), help="The id of a stateful operator, whose state is printed.")
 @click.option("--store", help="The state store, for an operator with several.")
 @click.option("--where", metavar="SQL", help="Print the rows for which this holds, such as 'value.count > 100'.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Print at most so many rows.")
+@click.option("--limit", type=COUNT, default=20, show_default=True, help="Print at most so many rows.")
 @click.option(
     "--option",
     "options",

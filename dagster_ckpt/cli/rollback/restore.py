@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
-from dagster_ckpt.cli.places import DURATION, JSON, START_SOURCES, optional_storage_path, storage_at
+from dagster_ckpt.cli.places import COUNT, DURATION, JSON, START_SOURCES, optional_storage_path, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
@@ -41,9 +41,7 @@ _LOOK = 1.0
 @click.option("--dry-run", is_flag=True, help="Tell what would be launched, and preflight's verdict; needs --path.")
 @click.option("--check-only", is_flag=True, help="Have Dagster check it, with the job's own settings; change nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go back even if rows would be lost or doubled.")
-@click.option(
-    "--state-partitions", type=click.IntRange(1), help="The number of partitions of the state in the restored copy."
-)
+@click.option("--state-partitions", type=COUNT, help="The number of partitions of the state in the restored copy.")
 @START_SOURCES
 @click.option("--code-version", help="The version of the code that the job runs from there on.")
 @click.option(

@@ -133,3 +133,9 @@ class TestExecutionConfig:
         ]
         assert len(set(made)) == len(made)
         assert made[0] != "an ExecutionConfig"
+
+    @pytest.mark.parametrize("parallelism", [0, -2, 2**31])
+    def test_a_parallelism_that_spark_cannot_have_is_refused(self, parallelism: int) -> None:
+        assert ExecutionConfig().set_parallelism(2**31 - 1).partitions == 2**31 - 1
+        with pytest.raises(InvalidConfiguration, match=f"not {parallelism}"):
+            ExecutionConfig().set_parallelism(parallelism)

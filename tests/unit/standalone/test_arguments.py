@@ -82,6 +82,7 @@ def test_the_fields_and_what_is_asked_reach_the_run(storage: FileSystemCheckpoin
         {"claim_mode": 1},
         {"state_partitions": "a"},
         {"state_partitions": 0},
+        {"state_partitions": 2**31},
         {"state_partitions": 1.5},
         {"start_sources": [1]},
         {"start_sources": {"orders": {"x": "y"}}},
