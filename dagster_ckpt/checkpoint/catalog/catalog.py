@@ -43,8 +43,9 @@ _log = logging.getLogger(__name__)
 
 #: Shown instead of a pointer for a checkpoint in a driver's memory.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-_SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
-_INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
+#: The number may be greater than any that a checkpoint gets. Python makes no number of some thousand digits.
+_SHORT = re.compile(r"(?:([0-9a-f]{32})/)?chk-([1-9][0-9]{0,999})/?")
+_INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]{0,999})")
 
 
 class CheckpointCatalog:
@@ -305,7 +306,7 @@ class CheckpointCatalog:
                         hint="Launch the job without restore_from to begin.",
                     )
                 job_id = chosen[1].job_id
-            return self._named(job_id, checkpoint_id(short[2]) or 0)
+            return self._named(job_id, int(short[2]))
         if pointer.startswith(SAVEPOINT_POINTER):
             return self._savepoint_named(pointer.removeprefix(SAVEPOINT_POINTER))
         return self._resolve_path(pointer)

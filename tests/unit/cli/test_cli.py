@@ -315,6 +315,19 @@ def test_describe_what_is_not_there(storage: Path, taken: list[CheckpointMetadat
     assert "dagster-ckpt list" in result.stderr
 
 
+@pytest.mark.parametrize("digits", [16, 26, 300, 5000])
+@pytest.mark.parametrize("command", ["describe", "verify", "pin"])
+def test_a_number_that_no_checkpoint_gets_is_told_as_it_was_asked_for(
+    storage: Path, taken: list[CheckpointMetadata], command: str, digits: int
+) -> None:
+    asked = f"chk-{'9' * digits}"
+    for named in (asked, str(storage / taken[0].job_name / taken[0].job_id / asked)):
+        result = call(storage, command, JOB, named)
+        assert result.exit_code == 1
+        assert asked in result.stderr
+        assert "chk-0" not in result.stderr
+
+
 def test_the_way_back_from_a_broken_file_leads_past_the_checkpoints_that_need_it(
     storage: Path, taken: list[CheckpointMetadata]
 ) -> None:
