@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_stream
 from dagster_ckpt.orchestration.events import EVENT, Happened
 from dagster_ckpt.report import JobHistory, Trouble, charts_of, draw_chart, moment, read_history
 
@@ -36,7 +36,11 @@ def build_job_report(asset: CheckpointedStreamingAsset, *, cron_schedule: str | 
     Args:
         asset: of the job. Its definitions, with the storage as a resource, are in the same code location.
         cron_schedule: when reports are made, such as ``0 6 * * *``; ``None`` leaves that to you.
+
+    Raises:
+        InvalidConfiguration: the asset is not a stream.
     """
+    only_stream(asset, "build_job_report")
     key = dg.AssetKey([*asset.key.path[:-1], f"{asset.key.path[-1]}_report"])
 
     @dg.asset(

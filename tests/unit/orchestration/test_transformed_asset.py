@@ -18,6 +18,7 @@ from dagster_ckpt import (
     FileSystemCheckpointStorage,
     SparkSessionResource,
     build_checkpoint_definitions,
+    build_job_report,
     build_restore_drill,
     build_savepoint_schedule,
     checkpointed_streaming_asset,
@@ -206,10 +207,11 @@ _TAKERS: list[Callable[[Any], object]] = [
     lambda given: on_job_failed(given, print),
     build_restore_drill,
     lambda given: build_savepoint_schedule(given, "0 3 * * *", name="nightly"),
+    build_job_report,
 ]
 
 
-@pytest.mark.parametrize("take", _TAKERS, ids=["definitions", "alert", "drill", "schedule"])
+@pytest.mark.parametrize("take", _TAKERS, ids=["definitions", "alert", "drill", "schedule", "report"])
 @pytest.mark.parametrize(
     ("given", "told"),
     [
