@@ -128,9 +128,8 @@ def test_a_text_and_a_timedelta_are_taken(name: str, option: str) -> None:
     needs = {"timeout": "1 min", "heartbeat_timeout": "1 min", "upgrade_timeout": "1 h"}
     text = needs.get(option, "2 s" if "heartbeat" in option or "backoff" in option else "20 s")
     _CALLS[name](**{option: text})
-    if name != "build_savepoint_schedule":
-        seconds = {"1 min": 60, "1 h": 3600, "2 s": 2, "20 s": 20}[text]
-        _CALLS[name](**{option: timedelta(seconds=seconds)})
+    seconds = {"1 min": 60, "1 h": 3600, "2 s": 2, "20 s": 20}[text]
+    _CALLS[name](**{option: timedelta(seconds=seconds)})
 
 
 @pytest.mark.parametrize(("name", "option"), _TIMES)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import dagster as dg
 
 from dagster_ckpt.checkpoint import Label, SavepointHistory, check_label
+from dagster_ckpt.config import duration_of, format_duration
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_stream
 
 __all__ = ["build_savepoint_schedule"]
@@ -16,7 +19,7 @@ def build_savepoint_schedule(
     *,
     name: str,
     keep: int | None = None,
-    max_age: str | None = None,
+    max_age: str | timedelta | None = None,
     to: str | None = None,
     note: str = "",
     execution_timezone: str | None = None,
@@ -49,8 +52,9 @@ def build_savepoint_schedule(
     """
     only_stream(asset, "build_savepoint_schedule")
     check_label(Label(note=note, series=name))
-    SavepointHistory.of(keep, max_age)
-    given = {"series": name, "note": note, "keep": keep, "max_age": max_age, "to": to}
+    oldest = None if max_age is None else format_duration(duration_of("max_age", max_age, "30 d"))
+    SavepointHistory.of(keep, oldest)
+    given = {"series": name, "note": note, "keep": keep, "max_age": oldest, "to": to}
     config = {key: value for key, value in given.items() if value is not None}
     return dg.ScheduleDefinition(
         name=f"{asset.name}_{name.replace('-', '_').replace('.', '_')}_savepoints",

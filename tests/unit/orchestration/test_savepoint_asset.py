@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,13 @@ class Night(SystemClock):
         return super().time() + self.number * 86_400
 
 
+@pytest.mark.parametrize("limit", [{"keep": 2}, {"max_age": "36 h"}, {"max_age": timedelta(hours=36)}], ids=str)
 def test_a_schedule_takes_savepoints_of_a_series_and_keeps_its_history(
-    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: StoredJob, tmp_path: Path, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(savepoint_asset, "SystemClock", Night)
     asset = make_asset(job.name)
-    schedule = build_savepoint_schedule(asset, "0 3 * * *", name="nightly", keep=2, note="by schedule")
+    schedule = build_savepoint_schedule(asset, "0 3 * * *", name="nightly", note="by schedule", **limit)
     assert schedule.name == f"{job.name}_nightly_savepoints"
     storage = FileSystemCheckpointStorage(checkpoint_path=str(job.root), savepoint_path=str(tmp_path / "saved"))
     resources = {"checkpoint_storage": storage, "spark": SparkSessionResource()}
@@ -172,7 +173,12 @@ def test_a_limit_without_a_series_and_a_schedule_with_a_bad_name_are_refused(job
     job.die(run_id())
     with pytest.raises(InvalidConfiguration, match="and no series"):
         materialize(job, {"keep": 2}, tmp_path)
-    for given in ({"name": "every night"}, {"name": "nightly", "keep": 0}, {"name": "nightly", "max_age": "old"}):
+    wrong: list[dict[str, Any]] = [
+        {"name": "every night"},
+        {"name": "nightly", "keep": 0},
+        *({"name": "nightly", "max_age": age} for age in ("old", "0 s", timedelta(microseconds=1))),
+    ]
+    for given in wrong:
         with pytest.raises(InvalidConfiguration):
             build_savepoint_schedule(make_asset(job.name), "0 3 * * *", **given)
 
