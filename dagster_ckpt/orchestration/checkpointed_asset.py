@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 
 import dagster as dg
 
@@ -17,10 +18,19 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["CheckpointedStreamingAsset", "QueryFunction", "only_stream", "only_streams", "partitions_name", "stream_of"]
+__all__ = [
+    "CheckpointedStreamingAsset",
+    "QueryFunction",
+    "only_stream",
+    "only_streams",
+    "partitions_name",
+    "stream_of",
+    "with_or_without_brackets",
+]
 
 #: Takes the context, the session, and the resources and the configuration of its own.
 QueryFunction = Callable[..., "DataStreamWriter"]
+_Options = ParamSpec("_Options")
 
 
 class CheckpointedStreamingAsset(dg.AssetsDefinition):
@@ -115,6 +125,32 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     def partitions_name(self) -> str:
         """Name of the dynamic partitions that stand for the retained checkpoints."""
         return partitions_name(self.name)
+
+
+class _Decorator(Protocol[_Options]):
+    @overload
+    def __call__(  # type: ignore[overload-overlap] # no option is given by position
+        self, function: QueryFunction, /
+    ) -> CheckpointedStreamingAsset: ...
+
+    @overload
+    def __call__(
+        self, *none: _Options.args, **options: _Options.kwargs
+    ) -> Callable[[QueryFunction], CheckpointedStreamingAsset]: ...
+
+
+def with_or_without_brackets(
+    decorator: Callable[_Options, Callable[[QueryFunction], CheckpointedStreamingAsset]],
+) -> _Decorator[_Options]:
+    """Has a decorator whose options all have defaults stand without brackets, too, as ``@dg.asset`` may."""
+
+    @wraps(decorator)
+    def decorate(*given: Any, **options: Any) -> Any:
+        if len(given) == 1 and callable(given[0]) and not options:
+            return decorator()(given[0])  # type: ignore[call-arg]
+        return decorator(*given, **options)
+
+    return cast("_Decorator[_Options]", decorate)
 
 
 def stream_of(context: dg.AssetExecutionContext) -> CheckpointedStreamingAsset:

@@ -31,6 +31,7 @@ from dagster_ckpt.orchestration.checkpointed_asset import (
     QueryFunction,
     partitions_name,
     stream_of,
+    with_or_without_brackets,
 )
 from dagster_ckpt.orchestration.health import healthy_check
 from dagster_ckpt.orchestration.proof import fresh_check, restorable_check
@@ -118,6 +119,7 @@ _FIGURES = (
 )
 
 
+@with_or_without_brackets
 def checkpointed_streaming_asset(
     *,
     name: str | None = None,

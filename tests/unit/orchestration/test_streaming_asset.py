@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, assert_type
 
 import dagster as dg
 import pytest
@@ -61,6 +62,33 @@ def test_the_function_gives_its_name_and_description() -> None:
     assert (asset.name, asset.job_name, asset.op_name) == ("delays", "delays_job", "delays")
     assert asset.partitions_name == "delays_checkpoints"
     assert asset.descriptions_by_key[asset.key] == "Counts delays."
+
+
+def test_it_may_stand_without_brackets() -> None:
+    @checkpointed_streaming_asset
+    def bare(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        """Counts delays."""
+        raise AssertionError("no test runs this query")
+
+    @checkpointed_streaming_asset(name="bare")
+    def named(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        """Counts delays."""
+        raise AssertionError("no test runs this query")
+
+    assert_type(bare, CheckpointedStreamingAsset)
+    assert_type(named, CheckpointedStreamingAsset)
+    assert bare.get_asset_spec() == named.get_asset_spec()
+    assert (bare.name, bare.config, bare.restart) == (named.name, named.config, named.restart)
+    assert inspect.signature(checkpointed_streaming_asset).parameters.keys() >= {"name", "deps", "config"}
+
+
+def test_no_option_is_given_by_position_or_misspelt() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        checkpointed_streaming_asset("delays")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="positional argument"):
+        checkpointed_streaming_asset(delays, name="other")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="nmae"):
+        checkpointed_streaming_asset(nmae="delays")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
