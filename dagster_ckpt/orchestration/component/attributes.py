@@ -22,6 +22,7 @@ __all__ = [
     "BLOCKS",
     "CheckpointAttributes",
     "DrillAttributes",
+    "ReportAttributes",
     "RestartAttributes",
     "SavepointScheduleAttributes",
     "SparkAttributes",
@@ -32,7 +33,9 @@ __all__ = [
     "imported_by_name",
     "imported_set",
     "query_function",
+    "report",
     "restart_strategy",
+    "savepoint_schedule",
     "spark_session",
     "storage",
     "text",
@@ -144,6 +147,12 @@ class DrillAttributes(_Block):
     op_config: dict[str, Any] | None = None
 
 
+class ReportAttributes(_Block):
+    """The arguments of :func:`build_job_report`."""
+
+    cron_schedule: str | None = Field(default=None, description="When reports are made, such as 0 6 * * *.")
+
+
 class SavepointScheduleAttributes(_Block):
     """The arguments of :func:`build_savepoint_schedule`."""
 
@@ -154,6 +163,9 @@ class SavepointScheduleAttributes(_Block):
     to: str | None = None
     note: str = ""
     execution_timezone: str | None = None
+    default_status: Literal["RUNNING", "STOPPED"] = Field(
+        default="RUNNING", description="Whether the schedule runs as soon as Dagster knows it."
+    )
 
 
 #: The attributes that are mappings.
@@ -163,6 +175,7 @@ BLOCKS: Mapping[str, type[dg.Model]] = {
     "restart": RestartAttributes,
     "spark": SparkAttributes,
     "drill": DrillAttributes,
+    "report": ReportAttributes,
 }
 
 
@@ -271,6 +284,16 @@ def drill(context: dg.ResolutionContext, given: DrillAttributes | None) -> dict[
             if option in values:
                 duration_of(option, values[option], "2 d")
     return values
+
+
+def report(context: dg.ResolutionContext, given: ReportAttributes | None) -> dict[str, Any] | None:
+    """The arguments of a report."""
+    return None if given is None else _given(context, given)
+
+
+def savepoint_schedule(given: SavepointScheduleAttributes) -> dict[str, Any]:
+    """The arguments of a schedule that takes savepoints."""
+    return {**dict(given), "default_status": dg.DefaultScheduleStatus(given.default_status)}
 
 
 def spark_session(context: dg.ResolutionContext, given: SparkAttributes | None) -> SparkSessionResource | None:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from dagster_ckpt.orchestration.component import attributes
 from dagster_ckpt.orchestration.component.scaffolder import CheckpointedStreamScaffolder
 from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
-from dagster_ckpt.orchestration.proof import build_restore_drill
+from dagster_ckpt.orchestration.proof import build_job_report, build_restore_drill
 from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
 from dagster_ckpt.orchestration.sensors import on_job_failed
 from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_asset
@@ -137,8 +137,14 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     drill: Annotated[Any, _block(attributes.drill, attributes.DrillAttributes)] = Field(
         default=None, description="A restore drill of the job, and its schedules."
     )
+    report: Annotated[Any, _block(attributes.report, attributes.ReportAttributes)] = Field(
+        default=None, description="A report of the job with charts, and its schedule."
+    )
     alert: Annotated[Any, dg.Resolver(attributes.imported, model_field_type=str | None)] = Field(
         default=None, description="'module:name' of a function that is told once of each job that has FAILED."
+    )
+    sensor_name: str | None = Field(
+        default=None, description="Of the resume sensor; by default the job's name and _resume_sensor."
     )
 
     @classmethod
@@ -204,11 +210,19 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             run_tags=self.run_tags,
         )(self.function)
         own = {storage_key: self.storage, spark_key: self.spark}
-        schedules = [build_savepoint_schedule(asset, **dict(given)) for given in self.savepoints]
+        schedules = [
+            build_savepoint_schedule(asset, **attributes.savepoint_schedule(given)) for given in self.savepoints
+        ]
         alerts = [] if self.alert is None else [on_job_failed([asset], self.alert, name=f"{asset.name}_failed_sensor")]
         drill = dg.Definitions() if self.drill is None else build_restore_drill(asset, **self.drill)
+        report = dg.Definitions() if self.report is None else build_job_report(asset, **self.report)
         return dg.Definitions.merge(
-            build_checkpoint_definitions([asset], {key: item for key, item in own.items() if item is not None}),
+            build_checkpoint_definitions(
+                [asset],
+                {key: item for key, item in own.items() if item is not None},
+                sensor_name=self.sensor_name,
+            ),
             dg.Definitions(schedules=schedules, sensors=alerts),
             drill,
+            report,
         )

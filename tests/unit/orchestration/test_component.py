@@ -21,6 +21,8 @@ from dagster_ckpt import (
     FileSystemCheckpointStorage,
     RestartStrategies,
     SparkSessionResource,
+    build_checkpoint_definitions,
+    build_job_report,
     build_restore_drill,
     build_savepoint_schedule,
     checkpointed_streaming_asset,
@@ -77,10 +79,11 @@ def defined(**given: Any) -> dg.Definitions:
         (attributes.StorageAttributes, set(FileSystemCheckpointStorage.model_fields)),
         (attributes.CheckpointAttributes, set(CheckpointConfig.model_fields)),
         (attributes.DrillAttributes, set(inspect.signature(build_restore_drill).parameters) - {"asset", "spark"}),
+        (attributes.ReportAttributes, set(inspect.signature(build_job_report).parameters) - {"asset"}),
         (attributes.SparkAttributes, set(SparkSessionResource.model_fields)),
         (
             attributes.SavepointScheduleAttributes,
-            set(inspect.signature(build_savepoint_schedule).parameters) - {"asset", "default_status"},
+            set(inspect.signature(build_savepoint_schedule).parameters) - {"asset"},
         ),
         (
             attributes.RestartAttributes,
@@ -99,6 +102,7 @@ def test_what_the_decorator_takes_is_set_by_the_yaml() -> None:
     decorator = set(inspect.signature(checkpointed_streaming_asset).parameters)
     other_words = {"config": "checkpoint", "state_backend": "configuration"}
     given = {other_words.get(name, name) for name in decorator}
+    given |= set(inspect.signature(build_checkpoint_definitions).parameters) - {"assets", "resources"}
     assert given <= set(CheckpointedStreamComponent.model_fields)
     assert load(job_name="sums", most_restarts_per_hour=None).job_name == "sums"
 
@@ -165,22 +169,32 @@ def test_components_beside_one_another_have_storages_of_their_own() -> None:
 
 
 _OWN = ("checkpoint_storage", "spark")
+_REPORTS = "sales__turnover_report_job_schedule"
 
 
-def test_schedules_keys_and_deps() -> None:
+@pytest.mark.parametrize("status", [{}, {"default_status": "STOPPED"}, {"default_status": "RUNNING"}], ids=str)
+def test_schedules_keys_and_deps(status: dict[str, str]) -> None:
     definitions = defined(
         key_prefix=["sales"],
         deps=["raw/orders"],
         group_name="sales",
-        savepoints=[{"cron_schedule": "0 3 * * *", "name": "nightly", "keep": 3}],
+        savepoints=[{"cron_schedule": "0 3 * * *", "name": "nightly", "keep": 3, **status}],
+        report={"cron_schedule": "{{ '0 6 * * *' }}"},
+        sensor_name="resume_turnover",
         storage={"checkpoint_path": "/d"},
         spark={},
     )
     dg.Definitions.validate_loadable(definitions)
     node = definitions.resolve_asset_graph().get(dg.AssetKey(["sales", "turnover"]))
     assert (node.parent_keys, node.group_name) == ({dg.AssetKey(["raw", "orders"])}, "sales")
-    (schedule,) = definitions.get_repository_def().schedule_defs
-    assert schedule.name == "sales__turnover_nightly_savepoints"
+    repository = definitions.get_repository_def()
+    schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
+    nightly, report = (schedules.pop(name) for name in ("sales__turnover_nightly_savepoints", _REPORTS))
+    assert not schedules
+    assert nightly.default_status.value == status.get("default_status", "RUNNING")
+    assert (report.cron_schedule, report.job_name) == ("0 6 * * *", "sales__turnover_report_job")
+    assert dg.AssetKey(["sales", "turnover_report"]) in definitions.resolve_asset_graph().get_all_asset_keys()
+    assert [sensor.name for sensor in repository.sensor_defs] == ["resume_turnover"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +228,8 @@ attributes:
   drill:
     cron_schedule: 0 4 * * *
     {drill}
+  report:
+    {report}
 """
 _GOOD = {
     "function": FUNCTION,
@@ -221,6 +237,7 @@ _GOOD = {
     "checkpoint": "interval: 1 min",
     "restart": "restart_attempts: 3",
     "drill": "max_age: 7 d",
+    "report": "cron_schedule: 0 6 * * *",
 }
 
 
@@ -242,6 +259,7 @@ def test_yaml_without_a_mistake_loads(tmp_path: Path) -> None:
         ("storage", "live_location: somewhere", "live_location"),
         ("drill", "max_age: tomorrow", "'tomorrow' is not a duration"),
         ("drill", "max_agee: 7 d", "max_agee"),
+        ("report", "cron: 0 6 * * *", "cron"),
     ],
 )
 def test_an_error_points_at_the_line_of_the_option(block: str, mistake: str, told: str, tmp_path: Path) -> None:
