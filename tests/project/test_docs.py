@@ -1045,6 +1045,18 @@ def test_no_page_is_long() -> None:
     assert {page for page, count in words.items() if count > 2000} == _LONG
 
 
+def test_dagster_is_started_without_a_line_for_each_tick_of_a_sensor() -> None:
+    starts = [
+        (place, found[0])
+        for place in (*_PAGES, "tools/dev")
+        for found in re.finditer(
+            r"(?:dagster dev -|exec dagster dev|Start Dagster with `dagster dev).*", (_ROOT / place).read_text()
+        )
+    ]
+    assert {place for place, _ in starts} >= {"README.md", "docs/start.md", "docs/tutorial.md", "tools/dev"}
+    assert [(place, text) for place, text in starts if "--log-level warning" not in text] == []
+
+
 def test_the_files_that_a_page_names_are_there() -> None:
     named = {
         (page, path)
