@@ -25,7 +25,7 @@ from dagster_ckpt.orchestration.events.occurrence import EVENT, Happened, Occurr
 from dagster_ckpt.orchestration.events.recorded import recorded
 from dagster_ckpt.orchestration.health import CHECK
 from dagster_ckpt.orchestration.sensors.job_watch import JobWatch
-from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, EpochClaimed, Restarting
+from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, EpochClaimed, Restarting, describe
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -151,12 +151,16 @@ def test_a_fallback_is_told_from_the_record_and_a_salvage_by_its_run(watched: Wa
     assert choice is not None
     cost = "chk-2 is broken, and it fell back to chk-1 (batch 0): no batch is known to be run again"
     epochs.record_choice(later.epoch, replace(choice, fell_back=cost))
+    replaced = CheckpointReplaced(metadata.reference, "a file is gone")
     for _ in range(2):
         watched.events.look(goes_on=True)
-        watched.events.happened(CheckpointReplaced(metadata.reference, "a file is gone"))
+        watched.events.happened(replaced)
     assert [event for event, *_ in watched.told()] == ["fallback", "fallback"]
     assert watched.told()[0][1] == cost
-    assert "a file is gone" in watched.told()[1][1]
+    ((_, in_the_log),) = describe(replaced)
+    for told in (watched.told()[1][1], in_the_log):
+        assert f"{metadata.reference} is broken" in told
+        assert "a file is gone" in told
 
 
 def test_a_run_that_could_not_take_the_job_over_is_told_with_the_hint(watched: Watched) -> None:
