@@ -251,7 +251,7 @@ def _say_verified(row: dict[str, Any]) -> None:
         for line in row["reason"].splitlines():
             say(line, color="red" if row["verified"] is False else None)
         return
-    whole = f"{row['checkpoint']}  {counted(row['files'], 'file')}, {counted(row['bytes'], 'byte')}  verified"
+    whole = f"{row['checkpoint']}  {counted(row['files'], 'file')}, {format_size(row['bytes'])}  verified"
     without = row["without_checksum"]
     say(f"{whole}; {without} have no checksum, and nobody has written to them since" if without else whole)
 
@@ -321,7 +321,7 @@ def retention(
         whole="checkpoint",
         spare=("size", "written"),
     )
-    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
+    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {format_size(sum(freed.values()))}.")
     say(f"This is for --num-retained {num_retained}. The job's own may differ.")
 
 

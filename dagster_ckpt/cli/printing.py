@@ -98,8 +98,8 @@ def say_table(
 ) -> None:
     """Print a table to stdout; what does not fit into the width of the terminal is folded, and nothing is cut off.
 
-    A long table is printed with one line a row instead, however wide: nobody folds 1,000 rows within a second. Where
-    the terminal is too narrow even for a folded table, each row is printed as a list of its cells.
+    A table of more than 300 rows is printed with one line a row instead, however wide: nobody folds 1,000 rows within a
+    second. Where the terminal is too narrow even for a folded table, each row is printed as a list of its cells.
 
     Args:
         columns: the headings.

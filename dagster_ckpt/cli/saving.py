@@ -27,6 +27,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.cli.places import DURATION, JSON, asked_jobs, of_each, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.shown_text import counted
 
@@ -127,7 +128,7 @@ def checkpoint(job: str, path: str, wait: bool, timeout: timedelta, as_json: boo
     if as_json:
         say_json({"job": job, "asked": True} if taken is None else asdict(taken))
     elif taken is not None:
-        warn(f"Batch {taken.batch}, {counted(taken.files, 'file')}, {counted(taken.size, 'byte')}:")
+        warn(f"Batch {taken.batch}, {counted(taken.files, 'file')}, {format_size(taken.size)}:")
         say(taken.pointer)
 
 
@@ -165,7 +166,7 @@ def _take(
     if as_json:
         say_json({**asdict(taken), "deleted": deleted})
         return
-    size = f"{counted(taken.files, 'file')}, {counted(taken.size, 'byte')}"
+    size = f"{counted(taken.files, 'file')}, {format_size(taken.size)}"
     warn(f"Batch {taken.batch}, {size}, in {taken.seconds:.1f} s:")
     say(taken.pointer)
 
@@ -198,7 +199,7 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
 
 def _say_savepoints(job: str | None, rows: Sequence[dict[str, Any]]) -> None:
     say_table(
-        ("job", "name", "state", "savepoint", "batch", "bytes", "at", "note"),
+        ("job", "name", "state", "savepoint", "batch", "size", "at", "note"),
         (
             (
                 row["job"],
@@ -206,14 +207,14 @@ def _say_savepoints(job: str | None, rows: Sequence[dict[str, Any]]) -> None:
                 row["state"],
                 row["savepoint"] or "",
                 "" if row["batch"] is None else row["batch"],
-                "" if row["bytes"] is None else f"{row['bytes']:,}",
+                "" if row["bytes"] is None else format_size(row["bytes"]),
                 (row["at"] or "")[:19],
                 row["reason"] or row["note"],
             )
             for row in rows
         ),
         whole="savepoint",
-        spare=("job",) * (job is not None) + ("bytes", "batch"),
+        spare=("job",) * (job is not None) + ("size", "batch"),
     )
     for row in rows:
         if row["next_step"]:

@@ -14,7 +14,7 @@ from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import COUNT, JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import progress, say, say_json, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, RestoreRequest
+from dagster_ckpt.config import LATEST, RestoreRequest, format_size
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, StorageError
 from dagster_ckpt.shown_text import counted
 from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
@@ -134,7 +134,7 @@ def export(job: str, checkpoint: str, path: str, to: str, allow_loss: bool, as_j
         return
     for reason in done.accepted_loss:
         warn(f"Accepted: {reason}", color="yellow")
-    warn(f"{done.checkpoint}: batch {done.batch}, {counted(done.files, 'file')}, {counted(done.size, 'byte')}.")
+    warn(f"{done.checkpoint}: batch {done.batch}, {counted(done.files, 'file')}, {format_size(done.size)}.")
     warn(f"Do not launch the job {job} again. Let Spark {done.spark_version or ''} or later go on from there with")
     for line in done.code:
         warn(f"    {line}")

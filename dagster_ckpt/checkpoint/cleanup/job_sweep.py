@@ -33,6 +33,7 @@ from dagster_ckpt.checkpoint.cleanup.orphans import Condemned, Orphan, condemned
 from dagster_ckpt.checkpoint.control import Settled
 from dagster_ckpt.checkpoint.format import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.clock import Clock
+from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
 from dagster_ckpt.shown_text import counted
 from dagster_ckpt.stored_json import Json
@@ -66,7 +67,7 @@ class Swept:
         return [
             *files,
             *self.notes,
-            f"{self.job_name}: {counted(len(self.orphans), 'file')}, {counted(self.size, 'byte')} {what}.",
+            f"{self.job_name}: {counted(len(self.orphans), 'file')}, {format_size(self.size)} {what}.",
         ]
 
     def to_json(self, *, dry_run: bool) -> dict[str, Json]:

@@ -24,6 +24,7 @@ from dagster_ckpt.checkpoint.format import (
     shared_directory,
     written_by,
 )
+from dagster_ckpt.config import format_size
 
 __all__ = ["Condemned", "Orphan", "condemned", "orphans_of"]
 
@@ -37,7 +38,7 @@ class Orphan:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.size:>12,}  {self.path}  ({self.reason})"
+        return f"{format_size(self.size):>12}  {self.path}  ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

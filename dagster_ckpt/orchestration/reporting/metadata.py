@@ -36,6 +36,7 @@ def checkpoint_metadata(metadata: CheckpointMetadata, catalog: CheckpointCatalog
         "files": len(metadata.files),
         "bytes": metadata.size,
         "new_bytes": metadata.new_bytes,
+        "size": format_size(metadata.size),
         "duration_ms": metadata.duration_ms,
         "align_ms": float(metadata.timings_ms.get("align", 0)),
         "pin_ms": float(metadata.timings_ms.get("pin", 0)),

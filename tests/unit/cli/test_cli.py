@@ -33,7 +33,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import looking, main, places
-from dagster_ckpt.cli.printing import for_people
+from dagster_ckpt.cli.printing import for_people, say_table
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.quantities import format_size, measured_duration
 from dagster_ckpt.errors import CheckpointNotFound
@@ -85,6 +85,26 @@ def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[C
     table = call(storage, "list").stdout
     assert all(item.reference in table for item in taken)
     assert "newest" in table.splitlines()[-2]
+
+
+def test_people_read_sizes_and_programs_bytes(storage: Path, tmp_path: Path) -> None:
+    (tmp_path / "pins").mkdir()
+    run = Run(PosixFileSystem(storage), Ledger(), Pins(tmp_path / "pins")).start()
+    taken = [run.checkpoint({"checkpoint/state/a.sst": bytes([step]) * 3_000_000}) for step in range(2)]
+    shared = storage / JOB / taken[0].job_id / "shared"
+    (shared / "000001-0123456789ab-left.sst").write_bytes(bytes(2_000_000))
+    saved = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--name", "before")
+    for told in (
+        saved.stderr,
+        call(storage, "savepoints", JOB).stdout,
+        call(storage, "verify", JOB).stdout,
+        call(storage, "retention", JOB, "--num-retained", "1").stdout.splitlines()[-2],
+        call(storage, "sweep", JOB, "--dry-run", "--older-than", "1 ms").stdout,
+    ):
+        assert re.search(r"\b[0-9.]+ MiB\b", told), told
+        assert not re.search(r"\b[0-9,]{4,} bytes?\b|\b[0-9],[0-9]{3}\b", told), told
+    (row,) = json.loads(call(storage, "savepoints", JOB, "--json").stdout)
+    assert row["bytes"] == taken[-1].size
 
 
 def test_each_number_that_people_read_has_its_unit(storage: Path, taken: list[CheckpointMetadata]) -> None:
@@ -145,6 +165,15 @@ def test_a_table_is_readable_on_any_terminal(
     assert max(map(len, lines)) <= columns
     for item in taken:
         assert any(item.reference in line for line in lines), item.reference
+
+
+@pytest.mark.parametrize(("rows", "is_long"), [(300, False), (301, True)])
+def test_a_long_table_has_one_line_a_row(rows: int, is_long: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    say_table(("name", "reason"), ((str(row), "why " * 100) for row in range(rows)), whole="name")
+    lines = capsys.readouterr().out.splitlines()
+    assert ("┃" in lines[1]) is not is_long
+    assert (max(map(len, lines)) > 200) is is_long
+    assert (len(lines) == rows + 1) is is_long
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -405,7 +434,7 @@ def test_retention_is_told_and_nothing_is_deleted(storage: Path, taken: list[Che
     assert all((row["freed_bytes"] > 0) is not row["keep"] for row in rows), "each frees its manifest at least"
     table = call(storage, "retention", JOB, *options).stdout
     freed = sum(row["freed_bytes"] for row in rows)
-    assert f"7 of 11 would be deleted, which frees {freed:,} bytes." in table
+    assert f"7 of 11 would be deleted, which frees {format_size(freed)}." in table
     assert "among those whose id is a multiple of 4" in table
     assert "This is for --num-retained 2." in table
     assert files(storage) == before
@@ -520,7 +549,7 @@ def test_a_savepoint_of_a_running_job(storage: Path, taken: list[CheckpointMetad
     assert result.exit_code == 0
     assert result.stdout.strip() == f"{tmp_path}/savepoints/savepoint-x"
     assert "Asking run the run (epoch 1) for a savepoint to stop with." in result.stderr
-    assert "Batch 11, 7 files, 1,234 bytes, in 0.5 s" in result.stderr
+    assert "Batch 11, 7 files, 1.2 KiB, in 0.5 s" in result.stderr
     assert answered[0].stop
     assert taken
 

@@ -485,6 +485,7 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
         "files": 1,
         "bytes": second.size,
         "new_bytes": second.new_bytes,
+        "size": format_size(second.size),
         "input_rows": 7,
         "state_rows": 5,
         "retained_checkpoints": 2,
