@@ -16,7 +16,6 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     find_newest,
     for_retention,
-    is_job,
     reclaimable_bytes,
     verify_checkpoint,
 )
@@ -25,8 +24,8 @@ from dagster_ckpt.cli.places import (
     JSON,
     asked_jobs,
     find_checkpoint,
-    nothing_there,
     of_each,
+    say_nothing_there,
     storage_at,
     storage_path,
 )
@@ -202,9 +201,8 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             found += completed
             errors += broken
     if not found and not errors:
-        if as_json and is_job(catalog.filesystem, job):
-            say_json([])
-        raise nothing_there(catalog, "no checkpoint is complete")
+        say_nothing_there(catalog, "no checkpoint is complete", as_json=as_json)
+        return
     if not as_json:
         for error in errors:
             say(error.message, color="red")
@@ -276,7 +274,8 @@ def retention(
     catalog = CheckpointCatalog(storage_at(path), job)
     newest = find_newest(catalog)
     if newest.job_id is None:
-        raise nothing_there(catalog, newest.reason)
+        say_nothing_there(catalog, newest.reason, as_json=as_json)
+        return
     everything, broken = catalog.completed(newest.job_id)
     for error in broken:
         warn(f"{error.message} While it is there, no shared file is deleted.", color="red")

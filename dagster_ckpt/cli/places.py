@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, is_job, job_names
-from dagster_ckpt.cli.printing import warn
+from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.config import GREATEST_INT, LATEST, format_duration, parse_duration
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
@@ -37,6 +37,7 @@ __all__ = [
     "pairs",
     "repeated",
     "require_job",
+    "say_nothing_there",
     "storage_at",
     "storage_option",
     "storage_path",
@@ -333,6 +334,21 @@ def nothing_there(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFound
         hint=f"See how the job is with `dagster-ckpt status {catalog.job_name} {catalog.filesystem.path_option}`, and "
         f"its savepoints with `dagster-ckpt savepoints {catalog.job_name} {catalog.filesystem.path_option}`.",
     )
+
+
+def say_nothing_there(catalog: CheckpointCatalog, reason: str, *, as_json: bool) -> None:
+    """Tell that a job has no checkpoint to list, which is no error.
+
+    Raises:
+        CheckpointNotFound: no such job; the hint names the jobs there.
+    """
+    require_job(catalog.job_name, catalog.filesystem)
+    if as_json:
+        say_json([])
+        return
+    nothing = nothing_there(catalog, reason)
+    say(nothing.message)
+    say(nothing.hint)
 
 
 class OpenedStorage:

@@ -19,6 +19,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.cli import main
 from dagster_ckpt.cli.places import DURATION
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -59,7 +61,7 @@ _CALLS: dict[str, list[str]] = {
 }
 #: Calls that are refused: of a job without checkpoints, and with what is not there.
 _REFUSED: list[list[str]] = [
-    *([name, _EMPTY] for name in ("batch", "cancel", "checkpoint", "describe", "state", "stop", "sweep", "verify")),
+    *([name, _EMPTY] for name in ("batch", "cancel", "checkpoint", "describe", "state", "stop", "sweep")),
     ["compare", _EMPTY, _EMPTY],
     ["diff", _EMPTY, "latest"],
     ["export", _EMPTY, "--to", "{tmp}/exported"],
@@ -153,8 +155,30 @@ def test_what_is_told_of_a_job_has_one_exit_status(name: str, job: str, storage:
     call = [name, job, *_CALLS[name][1:]]
     plain, as_json = (CliRunner().invoke(main, arguments(storage, call, *more)) for more in ((), ("--json",)))
     assert plain.exit_code == as_json.exit_code
-    if as_json.stdout or name == "verify":
+    if as_json.stdout:
         json.loads(as_json.stdout)
+
+
+def test_a_job_without_anything_is_an_empty_list_and_one_that_is_not_there_is_refused(storage: Path) -> None:
+    JobRecords(PosixFileSystem(storage), _EMPTY).epochs.record_end(1, End("FINISHED", "", discarded=False, ended_at=""))
+    empty: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("list", "retention", "savepoints", "starts", "verify"), lambda told: told == []),
+        "report": lambda told: told["checkpoints"] == [] and told["job_name"] == _EMPTY,
+        "status": lambda told: [(row["job"], row["checkpoint"]) for row in told] == [(_EMPTY, None)],
+        "sweep": lambda told: [(row["job"], row["files"]) for row in told] == [(_EMPTY, [])],
+    }
+    for name, is_empty in empty.items():
+        to = ["--to", str(storage.parent / "page.html")] if name == "report" else []
+        plain, as_json = (
+            CliRunner().invoke(main, arguments(storage, [name, _EMPTY], *more)) for more in (to, ["--json"])
+        )
+        assert (plain.exit_code, plain.stderr) == (as_json.exit_code, as_json.stderr) == (0, ""), name
+        assert plain.stdout.strip(), name
+        assert is_empty(json.loads(as_json.stdout)), as_json.stdout
+        for more in (to, ["--json"]):
+            unknown = CliRunner().invoke(main, arguments(storage, [name, "nosuch"], *more))
+            assert (unknown.exit_code, unknown.stdout) == (1, ""), name
+            assert "There is no job 'nosuch'" in unknown.stderr
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
