@@ -1045,6 +1045,13 @@ def test_no_page_is_long() -> None:
     assert {page for page, count in words.items() if count > 2000} == _LONG
 
 
+def test_the_page_of_tests_says_what_ci_runs() -> None:
+    page = (_ROOT / "docs" / "reference" / "tests.md").read_text(encoding="utf-8")
+    steps = set(re.findall(r"^make ([a-z][a-z-]+)", (_ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
+    told = set(re.findall(r"^\| `make ([a-z-]+)", page, re.MULTILINE))
+    assert steps == told - {"test-exhaustive", "test-airflow", "test-mutants"}
+
+
 def test_dagster_is_started_without_a_line_for_each_tick_of_a_sensor() -> None:
     starts = [
         (place, found[0])
