@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptCheckpoint, RestoreRefused, RestoreWithLoss, SinkMismatch, UnsupportedSpark
 from dagster_ckpt.spark.events import CheckpointFailed
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
@@ -158,7 +158,8 @@ def test_a_batch_that_was_under_way_may_be_in_the_sink(bench: Bench) -> None:
 
     bench.query = job
     bench.land(2)
-    launch = bench.launch()
+    unaligned = CheckpointConfig(interval="1 h", min_pause="1 h", unaligned=True)
+    launch = bench.launch(bench.job(config=unaligned))
     eventually("batch 1 is in the sink", has_rows.is_set, unless=launch.check)
     wait = threading.Event().wait
     taken = ask_checkpoint(bench.catalog, timeout="4 min", clock=SystemClock(), wait=wait, report=lambda _: None)
@@ -174,7 +175,7 @@ def test_a_batch_that_was_under_way_may_be_in_the_sink(bench: Bench) -> None:
     assert "double rows" in refused.stderr
     assert "batch 1 may have been written to the query's sink" in refused.stderr
     assert "stop it when it has read all its input" in refused.stderr
-    newer = replace(covered, facts=replace(covered.facts, spark_version="9.9.0"))
+    newer = replace(covered, facts=covered.facts.model_copy(update={"spark_version": "9.9.0"}))
     with pytest.raises(UnsupportedSpark, match=r"chk-1 was taken with Spark 9\.9\.0"):
         plain_export.export_checkpoint(
             bench.catalog, newer, str(bench.root / "out of it"), clock=SystemClock(), wait=wait, allow_loss=True
