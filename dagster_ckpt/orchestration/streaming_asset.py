@@ -322,7 +322,6 @@ def _name(
 ) -> None:
     """Give an asset what follows from its key, but for the group: Dagster jobs, checks and the keys beside it."""
     key, job, storage_key = asset.key, _name_in_dagster(job_name), asset.storage_key
-    settings, op_name = asset.settings, asset.op_name
     # Where the UI is short of space it shows the last part of a key only, so that part names the job.
     checkpoints_key, savepoints_key = (
         dg.AssetKey([*key.path[:-1], f"{key.path[-1]}_{kept}"]) for kept in ("checkpoints", "savepoints")
@@ -338,14 +337,14 @@ def _name(
             checkpoints_key=checkpoints_key,
             partitions=partitions_name(job),
             storage_key=storage_key,
-            op_name=op_name,
-            settings=settings,
+            op_name=asset.op_name,
+            settings=asset.settings,
             versions=asset.versions,
         ),
         checkpoint_now=build_checkpoint_job(job, checkpoints_key, storage_key),
-        healthy=healthy_check(key, job, storage_key, settings, op_name, asset.most_restarts_per_hour),
+        healthy=healthy_check(key, job, storage_key, asset.settings, asset.op_name, asset.most_restarts_per_hour),
         restorable=restorable_check(key, job, storage_key),
-        fresh=fresh_check(key, job, storage_key, settings, op_name),
+        fresh=fresh_check(key, job, storage_key, asset.settings, asset.op_name),
     )
 
 
