@@ -178,10 +178,12 @@ class StreamExecutionEnvironment:
         """Set the threads of a Spark that is started here: the master becomes ``local[parallelism]``.
 
         Raises:
-            InvalidConfiguration: ``parallelism`` is not positive.
+            InvalidConfiguration: ``parallelism`` is no number of threads.
         """
-        if parallelism < 1:
-            raise InvalidConfiguration(f"The default local parallelism must be at least 1, not {parallelism}.")
+        if not 1 <= parallelism <= config.GREATEST_INT:
+            raise InvalidConfiguration(
+                f"The default local parallelism must be from 1 to {config.GREATEST_INT}, not {parallelism}."
+            )
         self._local_parallelism = parallelism
 
     def get_default_local_parallelism(self) -> int:
