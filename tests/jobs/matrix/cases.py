@@ -23,7 +23,7 @@ from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.log_entries import OffsetEntry
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.testing.kafka import KafkaServer
-from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, Pristine, eventually, remove_tree
+from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, Pristine, eventually
 from tests.jobs.matrix.streams import (
     BACKENDS,
     CHANGELOG,
@@ -232,12 +232,17 @@ class MatrixBench(Bench):
     def launch(self, job: StreamingJob | None = None, **asked: Any) -> Launch:
         """As of any job; what it reads of a topic is kept, because a job that is over has no live location."""
         self.land(0)
-        remove_tree(self.root / "offsets")
         return Launch(job or self.job(), RestoreRequest(**asked), told=self._keep_offsets)
 
     def _keep_offsets(self, event: Event) -> None:
         if self.topic is not None and isinstance(event, CheckpointCompleted):
-            shutil.copytree(self.live() / "offsets", self.root / "offsets", dirs_exist_ok=True)
+            now, kept = self.live() / "offsets", self.root / "offsets"
+            shutil.copytree(now, kept, dirs_exist_ok=True)
+            # A start has the entries from its checkpoint on. Those before are of starts that it goes on from.
+            last = max(_numbered(now))
+            for batch, file in _numbered(kept).items():
+                if batch > last:
+                    file.unlink()
 
     def batches(self) -> list[list[Path]]:
         """Which files were read together: as the newest checkpoint knows, or of a topic the last start's offsets."""
@@ -251,6 +256,10 @@ class MatrixBench(Bench):
             return batches_of(where / "checkpoint" / "sources", self.source)
         finally:
             shutil.rmtree(where)
+
+
+def _numbered(directory: Path) -> dict[int, Path]:
+    return {int(file.name): file for file in directory.iterdir() if file.name.isdigit()}
 
 
 def _query(bench: Bench, session: SparkSession) -> DataStreamWriter:

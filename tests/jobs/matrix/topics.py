@@ -70,17 +70,18 @@ class Topic:
         """A file for each batch, with the rows that the batch has read.
 
         Args:
-            read: has the directory ``offsets`` of the last start. Batches without an entry there were of one file each.
+            read: has the directory ``offsets`` of all batches. The first batch may have read nothing, when the query
+                looked before there was a row.
             directory: for the files.
         """
         rows = [row for number in self.sent for row in rows_of(number)]
         location = CheckpointLocation(read)
         entries = [int(file.name) for file in (read / "offsets").iterdir() if file.name.isdigit()]
         ends = {batch: _end(location, batch) for batch in entries}
+        assert sorted(ends) == list(range(len(ends))), "each batch has told what it has read"
         directory.mkdir()
         found, begin = [], 0
-        for batch in range(max(ends) + 1):
-            end = ends.get(batch, (batch + 1) * ROWS)
+        for _, end in sorted(ends.items()):
             file = directory / f"{begin:04}-{end:04}.json"
             file.write_text("\n".join(rows[begin:end]), encoding="utf-8")
             found.append([file])
