@@ -235,7 +235,12 @@ class MatrixBench(Bench):
         return Launch(job or self.job(), RestoreRequest(**asked), told=self._keep_offsets)
 
     def _keep_offsets(self, event: Event) -> None:
-        if self.topic is not None and isinstance(event, CheckpointCompleted):
+        if isinstance(event, CheckpointCompleted):
+            self.keep_offsets()
+
+    def keep_offsets(self) -> None:
+        """Keep what the start that runs, or was the last one, has read of a topic."""
+        if self.topic is not None:
             now, kept = self.live() / "offsets", self.root / "offsets"
             shutil.copytree(now, kept, dirs_exist_ok=True)
             # A start has the entries from its checkpoint on. Those before are of starts that it goes on from.
@@ -368,6 +373,7 @@ class Base:
         eventually("the last file is planned", lambda: location.planned() is not None, unless=launch.check)
         launch.run.cancel()
         launch.result()
+        bench.keep_offsets()  # a start that goes on may fail and leave them, and the next one has the newest only
 
 
 def _files_read(entry: OffsetEntry) -> int:
