@@ -4,11 +4,11 @@
     .venv-spark-4.1/bin/python benchmarks/tables.py --rows 20000 200000 1000000 --output iceberg.json
 
 The same stateless query over the same Parquet files, one file to a batch, in one session, into a new table each time.
-A is ``format("delta")`` or ``format("iceberg")``, whichever is for the Spark that runs this. F is the floor of any sink
-that is a ``foreachBatch``: a function that appends its rows by the format's own ``DataFrameWriter`` and does nothing
-else, so that a batch that runs again is there twice. B is a ``DeltaSink`` or an ``IcebergSink``, whose claim comes
-before the query. Nothing else of the library runs: what checkpoints cost is measured by ``overhead.py``. Time is that
-of the batches' ``triggerExecution`` in Spark's own progress reports.
+A is ``format("delta")`` or ``format("iceberg")``, by ``--format`` or whichever is for the Spark that runs this. F is a
+``foreachBatch`` that appends its rows by the format's own ``DataFrameWriter``, which plans a query for them, and does
+nothing else, so that a batch that runs again is there twice. B is a ``DeltaSink`` or an ``IcebergSink``, whose claim
+comes before the query. Nothing else of the library runs: what checkpoints cost is measured by ``overhead.py``. Time is
+that of the batches' ``triggerExecution`` in Spark's own progress reports.
 Processor time is that of this process and its JVM from the query's start to its end, which says more on a busy machine.
 Iceberg's catalog is a database of SQLite. The environments are those of ``tools/test_spark.py``.
 Reports become a page by
@@ -193,8 +193,9 @@ def _page(reports: list[dict[str, Any]]) -> str:
         "Made by `benchmarks/tables.py`. One stateless query reads the same files, one a batch, and writes them into a",
         "new table each time, in one session, in turns A F B, B F A ...: **A** by the format's own writer",
         '(`format("iceberg")`, `format("delta")`), **B** by the sink. Only the writer differs. **F** is the floor: a',
-        "`foreachBatch` that appends its rows by the format's `DataFrameWriter`, and does nothing else. A sink is such",
-        "a function, too; F is not exact. No query has checkpoints of this library; what these cost stands in",
+        "`foreachBatch` that appends its rows by the format's `DataFrameWriter`, which plans a query for them, and does",
+        "nothing else, so that a batch that runs again is there twice. A partitioned table has eight partitions, and",
+        "each batch has rows for all of them. No query has checkpoints of this library; what these cost stands in",
         "[measured](measured.md). *Latency* is Spark's `triggerExecution` without the first batch of each query, as",
         "the median; a ratio is the geometric mean of the turns' ratios, with its interval of 95 %. *Processor time*",
         "is that of Python and the JVM, per batch. *Load* is that of the machine, as the mean of one-minute averages.",
@@ -218,8 +219,9 @@ def _page(reports: list[dict[str, Any]]) -> str:
                     )
                 )
             )
+            kind = f"`{sink}`, partitioned" if given.get("partitioned") else f"`{sink}`"
             lines.append(
-                f"| `{sink}` | {report['spark']} | {told['rows']:,} | {latency} ms | **{first}** | "
+                f"| {kind} | {report['spark']} | {told['rows']:,} | {latency} ms | **{first}** | "
                 f"{' | '.join(others)} | {given['pairs']}, {given['batches']} | {told['load_mean']:.1f} |"
             )
     machines = sorted({f"{each['machine']['cpus']} cores, Python {each['machine']['python']}" for each in reports})
