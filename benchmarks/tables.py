@@ -192,7 +192,7 @@ def _page(reports: list[dict[str, Any]]) -> str:
         "",
         "Made by `benchmarks/tables.py`. One stateless query reads the same files, one a batch, and writes them into a",
         "new table each time, in one session, in turns A F B, B F A ...: **A** by the format's own writer",
-        '(`format("iceberg")`, `format("delta")`), **B** by the sink. Only the writer differs. **F** is the floor: a',
+        '(`format("iceberg")`, `format("delta")`), **B** by the sink. Only the writer differs. **F** is a',
         "`foreachBatch` that appends its rows by the format's `DataFrameWriter`, which plans a query for them, and",
         "does nothing else, so that a batch that runs again is there twice. A partitioned table has eight partitions;",
         "each batch has rows for all of them. No query has checkpoints of this library; what these cost stands in",
