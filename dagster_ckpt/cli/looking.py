@@ -24,7 +24,9 @@ from dagster_ckpt.cli.places import (
     JSON,
     asked_jobs,
     find_checkpoint,
+    nothing_there,
     of_each,
+    require_job,
     say_nothing_there,
     storage_at,
     storage_path,
@@ -201,8 +203,10 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             found += completed
             errors += broken
     if not found and not errors:
-        say_nothing_there(catalog, "no checkpoint is complete", as_json=as_json)
-        return
+        require_job(job, catalog.filesystem)
+        if as_json:
+            say_json([])
+        raise nothing_there(catalog, "no checkpoint is complete")
     if not as_json:
         for error in errors:
             say(error.message, color="red")

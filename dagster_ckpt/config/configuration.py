@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dagster_ckpt.config.checkpoint_config import UNLIMITED, CheckpointConfig
 from dagster_ckpt.config.option_types import ConfigurationOption, Handling, Place
 from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
-from dagster_ckpt.config.quantities import format_duration
+from dagster_ckpt.config.quantities import TooLong, format_duration
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
@@ -371,6 +371,9 @@ def _read_all(settings: Mapping[str, str]) -> tuple[Mapping[str, _Given], list[s
         warnings += [f"{spelling} has no effect: {used} is set as well." for spelling in ignored]
         try:
             given = _Given(used, settings[used], option.type.read(settings[used]))
+        except TooLong as error:
+            problems.append(f"{used}: {error}.")
+            continue
         except ValueError:
             problems.append(f"{used} = {settings[used]!r} cannot be read: it must be {option.type.allowed}.")
             continue

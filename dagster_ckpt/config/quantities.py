@@ -55,14 +55,19 @@ _SIZES = {
 _SIZE = re.compile(r"\s*([0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+class TooLong(ValueError):
+    """A duration is longer than :data:`LONGEST_DURATION`."""
+
+
 def parse_duration(value: object) -> timedelta:
     """Read a duration.
 
     Raises:
-        ValueError: ``value`` is not a duration, has no unit, or is longer than :data:`LONGEST_DURATION`.
+        ValueError: ``value`` is not a duration, or has no unit.
+        TooLong: ``value`` is longer than :data:`LONGEST_DURATION`, and not ``timedelta.max``, which is that long.
     """
     if isinstance(value, timedelta):
-        return _bounded(value, value)
+        return LONGEST_DURATION if value == timedelta.max else _bounded(value, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(
             f"{value!r} has no unit: write a number and a unit, such as '{value} s' or '{value} min', or a timedelta"
@@ -140,7 +145,7 @@ def milliseconds(value: float) -> timedelta:
     """A number that is milliseconds, because a key or a setter of Flink's gives it.
 
     Raises:
-        ValueError: it is longer than :data:`LONGEST_DURATION`.
+        TooLong: it is longer than :data:`LONGEST_DURATION`.
     """
     return _bounded(_in_milliseconds(value), f"{value} ms")
 
@@ -154,7 +159,7 @@ def _in_milliseconds(value: float) -> timedelta:
 
 def _bounded(value: timedelta, given: object) -> timedelta:
     if abs(value) > LONGEST_DURATION:
-        raise ValueError(f"{given} is longer than {format_duration(LONGEST_DURATION)}, the longest duration")
+        raise TooLong(f"{given} is longer than {format_duration(LONGEST_DURATION)}, the longest duration")
     return value
 
 

@@ -124,19 +124,19 @@ def stuck_by(found: JobState, catalog: CheckpointCatalog, config_of: _ConfigOf) 
     if not found.is_stuck:
         return ""
     with contextlib.suppress(CorruptCheckpoint):  # then nobody knows where the last run has left its files, either
-        if goes_past_damage(catalog, config_of(found.run_id)):
+        if goes_past_damage(catalog, lambda: config_of(found.run_id)):
             return ""
     return found.damage
 
 
-def goes_past_damage(catalog: CheckpointCatalog, config: CheckpointConfig) -> bool:
+def goes_past_damage(catalog: CheckpointCatalog, config: Callable[[], CheckpointConfig]) -> bool:
     """Whether a run can go on although the newest checkpoint is damaged.
 
     Such a run salvages what the run before it has left on this host, or falls back to an older checkpoint.
 
     Args:
         catalog: the job's checkpoints.
-        config: of the run.
+        config: tells that of the run; asked where nothing can be salvaged.
 
     Raises:
         CorruptCheckpoint: the record of the newest choice cannot be read.
@@ -146,7 +146,7 @@ def goes_past_damage(catalog: CheckpointCatalog, config: CheckpointConfig) -> bo
 
     chosen = catalog.choice()
     here = None if chosen is None else recorded_live(chosen[1], catalog.filesystem)
-    return here is not None or config.fallback_to_older
+    return here is not None or config().fallback_to_older
 
 
 _REFUSED = "Nothing resumes the job: "

@@ -123,7 +123,12 @@ class JobWatch:
     def _step(self) -> dg.RunRequest | str:
         discarded: Sequence[Discarded] = ()
         for _ in range(_STEPS):
-            facts = self._facts()
+            try:
+                facts = self._facts()
+            except InvalidConfiguration as error:  # the run's settings, for the code that is deployed now
+                if not self._is_dead:
+                    raise
+                return self._not_resumed(f"{error.message} {error.hint}".strip())
             claim = facts.claim
             if claim is None:
                 return "it has never run"
@@ -201,11 +206,7 @@ class JobWatch:
         )
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
-        """Those of the run; the job's own where the code that is deployed now refuses them, as a resumption tells."""
-        try:
-            return self._asset.settings.of_launched(run, self._asset.op_name)
-        except InvalidConfiguration:
-            return self._asset.settings.of_run({})
+        return self._asset.settings.of_launched(run, self._asset.op_name)
 
     def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
         run = self._instance.get_run_by_id(run_id)
@@ -226,14 +227,17 @@ class JobWatch:
         except CheckpointError as error:
             refusal = f"{error.message} {error.hint}".strip()
         if refusal:
-            self._show_health(refusal)
-            return f"it cannot be resumed: {refusal}"
+            return self._not_resumed(refusal)
         if facts.end is None and facts.dead == INTERRUPTED:
             self._events.interrupted(claim.token, reason)
         else:
             self._events.look(goes_on=True)
         self._show_health("")
         return request
+
+    def _not_resumed(self, refusal: str) -> str:
+        self._show_health(refusal)
+        return f"it cannot be resumed: {refusal}"
 
     def _show_health(self, refusal: str) -> None:
         """Report the check ``healthy`` if what it says has changed: a run reports it, too, but only once it has begun.
@@ -309,7 +313,7 @@ class JobWatch:
             prefer_checkpoint = config.prefer_checkpoint_for_recovery
             return find_newest(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         except CorruptCheckpoint as error:
-            if not goes_past_damage(self._catalog, config):
+            if not goes_past_damage(self._catalog, lambda: config):
                 raise
             self._log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
             return None

@@ -14,7 +14,17 @@ from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_pa
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["MOVE_CHECK", "Offsets", "Places", "check_start", "find_sources", "jump_finding", "places_of", "refused"]
+__all__ = [
+    "MOVE_CHECK",
+    "Offsets",
+    "Partition",
+    "Places",
+    "check_start",
+    "find_sources",
+    "jump_finding",
+    "places_of",
+    "refused",
+]
 
 MOVE_CHECK = "start sources"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,6 +32,8 @@ _WITHOUT = "Or launch without start_sources."
 
 #: By topic and partition, the offset of the next record.
 Offsets: TypeAlias = "dict[str, dict[str, int]]"
+#: A source, by Spark's id, one of its topics, and a partition.
+Partition: TypeAlias = "tuple[str, str, str]"
 #: A source, one of its topics, and where that topic is to start.
 Found: TypeAlias = "tuple[Source, str, Mapping[str, int] | str]"
 
@@ -33,12 +45,12 @@ class Places:
     Attributes:
         offsets: all offsets of each such source, by Spark's id of the source.
         findings: what that loses and reads twice, or why it is refused.
-        topics: the sources and topics that start elsewhere.
+        partitions: those that start elsewhere.
     """
 
     offsets: Mapping[str, Offsets] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
-    topics: Collection[tuple[str, str]] = ()
+    partitions: Collection[Partition] = ()
 
     def moved(self, facts: Facts) -> Facts:
         """The facts of the checkpoint, with its sources where they start."""
@@ -67,6 +79,7 @@ def places_of(
     """
     offsets: dict[str, Offsets] = {}
     found: list[Finding] = []
+    partitions: set[Partition] = set()
     try:
         if restored is None:
             raise refused(
@@ -75,13 +88,13 @@ def places_of(
             )
         check_start(sink, later)
         known = [source for source in restored.facts.sources if source.offsets and source.id in inputs.ids]
-        places = _with_alike(find_sources(asked, known, restored), known, inputs)
-        for source, topic, place in places:
+        for source, topic, place in _with_alike(find_sources(asked, known, restored), known, inputs):
             at = (source.offsets or {})[topic]
             moved = offsets.setdefault(source.id, {each: dict(parts) for each, parts in (source.offsets or {}).items()})
             state = _look(inputs, source.id, topic)
             to = _offsets(inputs, source.id, topic, state, place)
             moved[topic] |= to
+            partitions |= {(source.id, topic, number) for number in to}
             then = source.topics.get(topic)
             is_new = then is not None and bool(then.id and state.id) and then.id != state.id
             # A partition that is new since would be read from its first record, which may be gone.
@@ -89,7 +102,7 @@ def places_of(
             found.append(jump_finding(source, topic, to, jumps, restored.facts))
     except CheckpointError as error:
         return Places({}, [*found, Finding.of_error(MOVE_CHECK, error)])
-    return Places(offsets, found, {(source.id, topic) for source, topic, _ in places})
+    return Places(offsets, found, partitions)
 
 
 def refused(why: str, hint: str) -> RestoreRefused:

@@ -11,6 +11,7 @@ from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.moved_sources.places import (
     MOVE_CHECK,
     Found,
+    Partition,
     check_start,
     find_sources,
     jump_finding,
@@ -19,15 +20,19 @@ from dagster_ckpt.spark.moved_sources.places import (
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["moved_topics", "stored_move_findings"]
+__all__ = ["moved_partitions", "stored_move_findings"]
 
 _UNASKED = "Only the start asks the brokers whether they have these offsets."
 
 
-def moved_topics(asked: StartSources | None, restored: CheckpointMetadata) -> Collection[tuple[str, str]]:
-    """The sources and topics that are to start elsewhere; none where that is refused."""
+def moved_partitions(asked: StartSources | None, restored: CheckpointMetadata) -> Collection[Partition]:
+    """The partitions that are to start elsewhere; none where that is refused."""
     try:
-        return {(source.id, topic) for source, topic, _ in find_sources(asked or {}, _known(restored), restored)}
+        return {
+            (source.id, topic, number)
+            for source, topic, place in find_sources(asked or {}, _known(restored), restored)
+            for number in (place if isinstance(place, Mapping) else (source.offsets or {})[topic])
+        }
     except RestoreRefused:  # the verdict on the move tells it
         return ()
 

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.errors import CheckpointError, RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_partition, records
+from dagster_ckpt.spark.moved_sources import Partition
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
@@ -42,7 +43,7 @@ def kafka_findings(
     inputs: KafkaInputs,
     plans: Sequence[PlannedBatch],
     newest: Callable[[], CheckpointMetadata | None] = lambda: None,
-    moved: Collection[tuple[str, str]] = (),
+    moved: Collection[Partition] = (),
 ) -> list[Finding]:
     """Compare the checkpoint's offsets with each topic, and remember the topics' ids for the start.
 
@@ -51,7 +52,7 @@ def kafka_findings(
         inputs: the Kafka sources of the query.
         plans: the plans of all batches that run again, as they were or with new boundaries.
         newest: reads the job's newest checkpoint.
-        moved: the sources and topics that start elsewhere; what that reads again is told with the places.
+        moved: the partitions that start elsewhere; what that reads again is told with the places.
     """
     found: list[Finding] = []
     for source in facts.sources:
@@ -62,12 +63,12 @@ def kafka_findings(
         elif source.id in inputs.ids and source.offsets:
             entries = [planned_offsets(plan) for plan in plans]
             planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
-            found += _of_source(source, inputs, planned, newest, {name for each, name in moved if each == source.id})
+            found += _of_source(source, inputs, planned, newest, moved)
     return found
 
 
 def kafka_findings_as_told(
-    restored: CheckpointMetadata, newest: CheckpointMetadata | None, moved: Collection[tuple[str, str]] = ()
+    restored: CheckpointMetadata, newest: CheckpointMetadata | None, moved: Collection[Partition] = ()
 ) -> list[Finding]:
     """Compare the checkpoint's offsets with each topic as the brokers told it to the job's newest checkpoint.
 
@@ -76,13 +77,14 @@ def kafka_findings_as_told(
     Args:
         restored: the checkpoint.
         newest: the job's newest checkpoint, ``None`` if it is not known.
-        moved: the sources and topics that start elsewhere, which are told with the places.
+        moved: the partitions that start elsewhere, which are told with the places.
     """
     told = {} if newest is None else {source.id: source.topics for source in newest.facts.sources}
     found = []
     for source in restored.facts.sources:
-        for name, at in (source.offsets or {}).items():
-            if (source.id, name) in moved:
+        for name, every in (source.offsets or {}).items():
+            at = _unmoved(source.id, name, every, moved)
+            if every and not at:
                 continue
             shown, topic = f"topic {name} of source {source.id}", told.get(source.id, {}).get(name)
             if newest is None or topic is None or not topic.earliest:
@@ -112,7 +114,7 @@ def _of_source(
     inputs: KafkaInputs,
     planned: Sequence[Source],
     newest: Callable[[], CheckpointMetadata | None],
-    moved: Collection[str],
+    moved: Collection[Partition],
 ) -> list[Finding]:
     offsets = source.offsets or {}
     try:
@@ -135,7 +137,7 @@ def _of_source(
             upto=_furthest([at, *((plan.offsets or {}).get(name, {}) for plan in planned)]),
             then=source.topics.get(name),
             now=now[name],
-            covered={} if name in moved else covered.get(name, {}),
+            covered=_unmoved(source.id, name, covered.get(name, {}), moved),
         )
         is_read = inputs.reads(source.id, name)
         found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))
@@ -144,6 +146,10 @@ def _of_source(
             added = _Compared(f"the new topic {name} of source {source.id}", {}, {}, None, topic_now)
             found.append(added.finding(strict=strict, pattern=pattern))
     return found
+
+
+def _unmoved(source: str, topic: str, offsets: Mapping[str, int], moved: Collection[Partition]) -> Mapping[str, int]:
+    return {number: offset for number, offset in offsets.items() if (source, topic, number) not in moved}
 
 
 def _covered(source: str, newest: CheckpointMetadata | None) -> Mapping[str, Mapping[str, int]]:

@@ -262,7 +262,7 @@ def _kafka(
 ) -> list[Finding]:
     planned = () if places.offsets else plans  # batches get new boundaries where a source starts elsewhere
     facts = places.moved(restored.facts)
-    return kafka_findings(facts, start.inputs, planned, lambda: newest_of(start.catalog), places.topics)
+    return kafka_findings(facts, start.inputs, planned, lambda: newest_of(start.catalog), places.partitions)
 
 
 def _rescaled(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[Finding]:

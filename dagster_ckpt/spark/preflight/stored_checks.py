@@ -19,7 +19,7 @@ from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.filesystem import scratch_directory
-from dagster_ckpt.spark.moved_sources import MOVE_CHECK, moved_topics, stored_move_findings
+from dagster_ckpt.spark.moved_sources import MOVE_CHECK, moved_partitions, stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -85,7 +85,7 @@ def check_stored(
             asked = restored.reference if request.changes_copy else request.restore_from
             findings += check_unpacked(catalog, restored, directory, asked)
             newest = newest_of(catalog)
-            findings += kafka_findings_as_told(restored, newest, moved_topics(request.start_sources, restored))
+            findings += kafka_findings_as_told(restored, newest, moved_partitions(request.start_sources, restored))
             if request.changes_copy:
                 findings += _changed(catalog, restored, directory / "checkpoint", request, newest)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)

@@ -162,7 +162,7 @@ def test_what_is_told_of_a_job_has_one_exit_status(name: str, job: str, storage:
 def test_a_job_without_anything_is_an_empty_list_and_one_that_is_not_there_is_refused(storage: Path) -> None:
     JobRecords(PosixFileSystem(storage), _EMPTY).epochs.record_end(1, End("FINISHED", "", discarded=False, ended_at=""))
     empty: dict[str, Callable[[Any], bool]] = {
-        **dict.fromkeys(("list", "retention", "savepoints", "starts", "verify"), lambda told: told == []),
+        **dict.fromkeys(("list", "retention", "savepoints", "starts"), lambda told: told == []),
         "report": lambda told: told["checkpoints"] == [] and told["job_name"] == _EMPTY,
         "status": lambda told: [(row["job"], row["checkpoint"]) for row in told] == [(_EMPTY, None)],
         "sweep": lambda told: [(row["job"], row["files"]) for row in told] == [(_EMPTY, [])],
@@ -179,6 +179,8 @@ def test_a_job_without_anything_is_an_empty_list_and_one_that_is_not_there_is_re
             unknown = CliRunner().invoke(main, arguments(storage, [name, "nosuch"], *more))
             assert (unknown.exit_code, unknown.stdout) == (1, ""), name
             assert "There is no job 'nosuch'" in unknown.stderr
+    verified = CliRunner().invoke(main, arguments(storage, ["verify", _EMPTY], "--json"))
+    assert (verified.exit_code, json.loads(verified.stdout)) == (1, []), "nothing is there to go on from"
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from dagster_ckpt import CheckpointConfig
 from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.quantities import LONGEST_DURATION, format_duration, milliseconds, parse_duration
+from dagster_ckpt.errors import InvalidConfiguration
 
 whole_milliseconds = st.integers(0, 10**12).map(lambda value: timedelta(milliseconds=value))
 
@@ -44,10 +46,21 @@ def test_what_is_no_duration_is_named(written: object) -> None:
     assert "'10 s'" in str(raised.value)
 
 
-@pytest.mark.parametrize("written", ["36501 d", "999999999999 d", "9" * 400 + " s", timedelta.max, timedelta.min])
+@pytest.mark.parametrize("written", ["36501 d", "999999999999 d", "9" * 400 + " s", timedelta.min])
 def test_a_duration_too_long_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="longer than 36500 d, the longest duration"):
         parse_duration(written)
+
+
+def test_without_end_is_the_longest() -> None:
+    assert parse_duration(timedelta.max) == LONGEST_DURATION
+    assert CheckpointConfig(retain_for=timedelta.max).retain_for == LONGEST_DURATION
+
+
+@pytest.mark.parametrize("given", ["40000 d", "9223372036854775807", 10**18])
+def test_a_key_of_flink_tells_the_longest(given: object) -> None:
+    with pytest.raises(InvalidConfiguration, match="longer than 36500 d, the longest duration"):
+        Configuration({"execution.checkpointing.interval": given})
 
 
 @pytest.mark.parametrize("number", [10**18, -(10**18)])

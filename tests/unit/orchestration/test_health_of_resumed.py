@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_ckpt import RestartStrategies
+from dagster_ckpt import CheckpointConfig, RestartStrategies
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.orchestration.sensors import job_watch
@@ -122,6 +122,16 @@ def test_a_run_whose_settings_the_code_does_not_take_any_more(sensor: Sensor, jo
     (red,) = reported(sensor)
     assert (red.passed, red.severity) == (False, _RED)
     assert "execution.checkpointing.gone" in str(red.description)
+
+
+def test_no_job_is_ended_by_other_settings_than_its_run_has(instance: dg.DagsterInstance, job: StoredJob) -> None:
+    """The asset's own would end the job at this failure, and delete its checkpoints."""
+    config = CheckpointConfig(cleanup="NO_EXTERNALIZED_CHECKPOINTS")
+    sensor = Sensor(instance, job, [make_asset(config=config, restart=RestartStrategies.no_restart())])
+    job.die(launched(instance, {"configuration": {"execution.checkpointing.gone": "1 min"}}), checkpoints=1)
+    assert "it cannot be resumed" in sensor.tick()[1]
+    assert find_newest(job.catalog).metadata is not None
+    assert job.catalog.records.epochs.read_end(1) is None
 
 
 def test_a_job_that_restarts_too_often_turns_yellow_although_its_query_never_starts(

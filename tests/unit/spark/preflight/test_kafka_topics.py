@@ -108,14 +108,23 @@ def test_a_topic_that_starts_elsewhere_is_told_with_its_place_and_the_others_as_
     topics = {name: Topic(id=f"0-{name}", latest={"0": 9}, earliest={"0": 8}) for name in names}
     at = Source(id="0", offset={name: {"0": 7} for name in names}, topics=topics)
     metadata = replace(MANIFEST, facts=Facts(sources=[at]))
-    (found,) = kafka_findings_as_told(metadata, metadata, {("0", "rows"), ("1", "users")})
+    (found,) = kafka_findings_as_told(metadata, metadata, {("0", "rows", "0"), ("1", "users", "0")})
     assert found.reason.startswith("topic users of source 0: 1 record after the checkpoint are gone")
 
     later = at.model_copy(update={"offset": {name: {"0": 9} for name in names}})
     newest = replace(MANIFEST, facts=Facts(sources=[later]))
-    rows, users = kafka_findings(metadata.facts, _Inputs(), (), lambda: newest, {("0", "rows")})  # type: ignore[arg-type]
+    moved = {("0", "rows", "0"), ("0", "users", "1")}
+    rows, users = kafka_findings(metadata.facts, _Inputs(), (), lambda: newest, moved)  # type: ignore[arg-type]
     assert (rows.verdict, users.verdict) == (Verdict.RESTORABLE, Verdict.WITH_LOSS)
     assert "up to 2 records that a newer checkpoint covers may be gone" in users.reason
+
+
+def test_the_partitions_of_a_topic_that_stay_are_told_of() -> None:
+    at = {"0": 7, "1": 7}
+    topic = Topic(id="x", latest=dict.fromkeys(at, 9), earliest=dict.fromkeys(at, 8))
+    metadata = replace(MANIFEST, facts=Facts(sources=[Source(id="0", offset={"rows": at}, topics={"rows": topic})]))
+    (found,) = kafka_findings_as_told(metadata, metadata, {("0", "rows", "0")})
+    assert "1 record after the checkpoint are gone (partition 1: 1)" in found.reason
 
 
 class _Inputs:
