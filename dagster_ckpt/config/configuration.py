@@ -371,11 +371,9 @@ def _read_all(settings: Mapping[str, str]) -> tuple[Mapping[str, _Given], list[s
         warnings += [f"{spelling} has no effect: {used} is set as well." for spelling in ignored]
         try:
             given = _Given(used, settings[used], option.type.read(settings[used]))
-        except TooLong as error:
-            problems.append(f"{used}: {error}.")
-            continue
-        except ValueError:
-            problems.append(f"{used} = {settings[used]!r} cannot be read: it must be {option.type.allowed}.")
+        except ValueError as error:
+            why = error if isinstance(error, TooLong) else f"it must be {option.type.allowed}"
+            problems.append(f"{used} = {settings[used]!r} cannot be read: {why}.")
             continue
         if (bounds := option.bounds) is not None and not bounds.admit(given.value):
             warnings.append(f"{given} is out of range, and {bounds.otherwise} is used. {option.effect}")
