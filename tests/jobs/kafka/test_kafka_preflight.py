@@ -351,6 +351,15 @@ def test_brokers_that_are_away_are_named_and_waited_for(bench: TopicBench, monke
     bench.assert_exact()
 
 
+def _read_on_and_cancel(launch: Launch, bench: TopicBench) -> None:
+    """Of a launch whose checkpoints cover the first two files."""
+    bench.land(2)
+    bench.await_in_sink(launch)
+    eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
+    launch.run.cancel()
+    launch.result()
+
+
 @pytest.mark.exhaustive
 def test_a_query_waits_for_brokers_that_are_away_for_a_minute(bench: TopicBench) -> None:
     """With the timeouts that Spark and Kafka have by default, the same start goes on."""
@@ -362,11 +371,7 @@ def test_a_query_waits_for_brokers_that_are_away_for_a_minute(bench: TopicBench)
         threading.Event().wait(60)
     finally:
         bench.kafka.start()
-    bench.land(2)
-    bench.await_in_sink(launch)
-    eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
-    launch.run.cancel()
-    launch.result()
+    _read_on_and_cancel(launch, bench)
     assert not launch.restarts
     bench.assert_exact()
 
@@ -389,11 +394,7 @@ def test_a_query_that_gave_up_on_its_brokers_is_started_again(
         eventually("it is started again", lambda: len(launch.restarts) >= 2, unless=launch.check)
     finally:
         bench.kafka.start()
-    bench.land(2)
-    bench.await_in_sink(launch)
-    eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
-    launch.run.cancel()
-    launch.result()
+    _read_on_and_cancel(launch, bench)
     assert re.search("Time(d )?out", launch.restarts[0].error), launch.restarts
     bench.assert_exact()
 
