@@ -23,6 +23,7 @@ __all__ = [
     "GREATEST_INT",
     "LONGEST_DURATION",
     "Duration",
+    "TooLong",
     "duration_of",
     "format_duration",
     "format_size",

@@ -71,7 +71,7 @@ class Told:
 
 
 class Trouble:
-    """What goes wrong at each look, and is told of once.
+    """A trouble that each look may find, and that the run's log tells once.
 
     Args:
         log: takes a line for the run's log, with its level.
